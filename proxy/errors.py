@@ -1,0 +1,127 @@
+"""Every error that a caller can meet.
+
+    ProxyError
+    ├── ConfigError            a setting is wrong (command line: exit code 2)
+    ├── RequestError           the caller's mistake, found before anything was sent
+    │   ├── InvalidRequest     400  a field has the wrong type or value
+    │   ├── Unauthorized       401  no key, or an unknown one
+    │   ├── ModelNotFound      404  no backend serves this model
+    │   ├── NotFound           404  no such path here
+    │   └── BodyTooLarge       413  above `server.max_body_mb`
+    └── UpstreamError          502  the backend broke after it had the request
+        ├── UpstreamUnreachable 502 no connection was made: nothing was sent
+        └── UpstreamTimeout    504  silent for longer than the backend's `read_timeout`
+
+Bodies have the shape that OpenAI's servers use. An error that may have cost tokens carries
+`x-should-retry: false`, because the openai SDK repeats every 5xx otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class ProxyError(Exception):
+    """Base of all errors of this package.
+
+    `message` names the field and the remedy; `param` is the path of the field in the request, if one is to blame.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+    may_have_cost: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Response headers that go with the error."""
+        found = {"x-proxy-error": self.code}
+        if self.may_have_cost:
+            found["x-should-retry"] = "false"
+        return found
+
+    def body(self) -> bytes:
+        """The error as a JSON body in OpenAI's shape."""
+        return error_body(self.message, self.type, self.code, self.param)
+
+
+class ConfigError(ProxyError):
+    """A setting is missing, unknown or out of range."""
+
+    code = "invalid_configuration"
+
+
+class RequestError(ProxyError):
+    """The caller's mistake; nothing was sent to a backend."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request"
+
+
+class InvalidRequest(RequestError):
+    """A field has a wrong type or value."""
+
+
+class Unauthorized(RequestError):
+    """No key, or a key that no configured client has."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class ModelNotFound(RequestError):
+    """No configured backend serves the model."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class NotFound(RequestError):
+    """There is nothing at this path."""
+
+    status = 404
+    code = "not_found"
+
+
+class BodyTooLarge(RequestError):
+    """The request body exceeds `server.max_body_mb`."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class UpstreamError(ProxyError):
+    """The backend broke after it had the request; tokens may have been spent."""
+
+    status = 502
+    type = "upstream_error"
+    code = "upstream_error"
+    may_have_cost = True
+
+
+class UpstreamUnreachable(UpstreamError):
+    """No connection to the backend was made, so nothing was sent and nothing can have been generated."""
+
+    code = "upstream_unreachable"
+    may_have_cost = False
+
+
+class UpstreamTimeout(UpstreamError):
+    """The backend said nothing for longer than its `read_timeout`."""
+
+    status = 504
+    code = "upstream_timeout"
+
+
+def error_body(message: str, type: str | None, code: object, param: object = None) -> bytes:
+    """An error in OpenAI's shape, as JSON bytes."""
+    return msgspec.json.encode({"error": {"message": message, "type": type, "param": param, "code": code}})

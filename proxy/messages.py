@@ -1,0 +1,215 @@
+"""The values that travel through the pipeline. No behaviour beyond reading themselves.
+
+Wire bodies are never modelled whole: a request is a table of raw JSON fields in the client's order, so that what nobody
+touches leaves with the bytes that came, and unknown fields go along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Json = Any
+"""A decoded JSON value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request at a door. `headers` has lower-case names; `path` begins with `/` and has no query."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+    query: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call of an assistant message. `arguments` is the JSON text that the model wrote."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a request.
+
+    `fields` are the raw JSON values by name, in the client's order. `reasoning` is the thought that came with it under
+    any of its names, None where the field is missing, blank or no text.
+    """
+
+    fields: Mapping[str, bytes]
+    role: str
+    content: Json = None
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a client said about effort: the word, and where it stands. `word` "none" means: do not think."""
+
+    word: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A chat completion request: raw `fields` in the client's order, and what the rules need to know of them."""
+
+    fields: Mapping[str, bytes]
+    messages: tuple[Message, ...]
+    model: str
+    stream: bool = False
+    include_usage: bool = False
+    max_tokens: int | None = None
+    max_tokens_field: str | None = None
+    effort: Ask | None = None
+    has_tools: bool = False
+    template_options: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A rule changed something: its public name, and why."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What became of the assistant turns of a request; the counts of `x-proxy-history`."""
+
+    present: int = 0
+    restored: int = 0
+    missing: int = 0
+    filled: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A finished assistant turn as the store keeps it.
+
+    `key` is the salted hash of the visible history up to and with this turn (see `history.chain`); `reasoning` is the
+    exact text that the model wrote, empty where it did not think; `effort` is the word that a default chose for the
+    conversation, None where none was sent or the client chose.
+    """
+
+    key: bytes
+    reasoning: str
+    effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one answer, as reported. None is unknown; it is never written as 0."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    completion: int | None = None
+    reasoning: int | None = None
+
+
+@dataclass(slots=True)
+class Part:
+    """What one event adds to one choice. `calls` are tool call fragments as they came."""
+
+    choice: int = 0
+    reasoning: str = ""
+    text: str = ""
+    calls: list[dict[str, Json]] = field(default_factory=list)
+    finish: str | None = None
+
+
+@dataclass(slots=True)
+class Event:
+    """One event of an answer, or a whole answer.
+
+    `raw` is the JSON text as it came. `odd` is true where a strict client needs it written anew; else the bytes may
+    leave as they are, if the client wants the thought under the name that it has here (`names`).
+    """
+
+    raw: bytes
+    parts: list[Part] = field(default_factory=list)
+    names: frozenset[str] = frozenset()
+    odd: bool = False
+    empty: bool = False
+    usage: Usage | None = None
+    timings: Mapping[str, Json] | None = None
+    error: Mapping[str, Json] | None = None
+
+
+@dataclass(slots=True)
+class Entry:
+    """One ledger row: one request. The names are public; a missing value is None. Order is the order of the columns."""
+
+    v: int = 1
+    ts: str = ""
+    request_id: str = ""
+    client: str | None = None
+    end_user: str | None = None
+    conversation: str | None = None
+    kind: str = "chat"
+    endpoint: str = ""
+    model: str | None = None
+    upstream_model: str | None = None
+    backend: str | None = None
+    engine: str | None = None
+    family: str | None = None
+    stream: bool | None = None
+    effort_asked: str | None = None
+    effort_sent: str | None = None
+    effort_reason: str | None = None
+    max_tokens_asked: int | None = None
+    max_tokens_sent: int | None = None
+    thinking_budget_sent: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    visible_tokens: int | None = None
+    reasoning_source: str = "unknown"
+    reported_reasoning_tokens: int | None = None
+    turns_present: int | None = None
+    turns_restored: int | None = None
+    turns_missing: int | None = None
+    turns_filled: int | None = None
+    turns_dropped: int | None = None
+    first_byte_ms: int | None = None
+    first_reasoning_ms: int | None = None
+    first_visible_ms: int | None = None
+    duration_ms: int | None = None
+    prefill_tokens_per_second: float | None = None
+    decode_tokens_per_second: float | None = None
+    finish_reason: str | None = None
+    outcome: str = "ok"
+    status: int | None = None
+    attempts: int = 0
+    cost_usd: str | None = None
+    price_source: str | None = None
+    decisions: list[str] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+class Body(Protocol):
+    """A streamed body. Whoever holds it must call `aclose`, also when it was not read to its end."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Reply:
+    """The answer to a Call. `body` is bytes, or a stream that its holder closes."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes | Body = b""
