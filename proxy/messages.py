@@ -7,16 +7,21 @@ touches leaves with the bytes that came, and unknown fields go along.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+
+from proxy.families import Family
 
 Json = Any
 """A decoded JSON value."""
 
+REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
+"""Names under which a thought stands on an assistant message, in the order in which they are believed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request at a door. `headers` has lower-case names; `path` begins with `/` and has no query."""
+    """One request at a door. `headers` has lower-case names; `path` is still percent-encoded and has no query."""
 
     method: str
     path: str
@@ -38,10 +43,12 @@ class ToolCall:
 class Message:
     """One message of a request.
 
-    `fields` are the raw JSON values by name, in the client's order. `reasoning` is the thought that came with it under
-    any of its names, None where the field is missing, blank or no text.
+    `raw` is its JSON as it came, `fields` the same as raw values by name, in the client's order. `reasoning` is the
+    thought that goes with it: first what came under any of its names, None where the field is missing, blank or no
+    text; after `history.restore`, what the backend is to read.
     """
 
+    raw: bytes
     fields: Mapping[str, bytes]
     role: str
     content: Json = None
@@ -93,12 +100,60 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known about where a request goes, before anything is decided.
+
+    `context_limit` is in tokens, None where unknown. `effort_option` is the template option that carries the effort on
+    this engine, empty where the effort has a field of its own. `conversation_effort` is `Turn.effort` of the latest
+    known turn of the same conversation.
+    """
+
+    backend: str
+    engine: str
+    family: Family
+    upstream_model: str
+    slow: bool = False
+    context_limit: int | None = None
+    effort_option: str = ""
+    budget_enforced: bool = False
+    refuses_overflow: bool = False
+    conversation_effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes to the backend, and why: the request, and what the rules made of it.
+
+    `effort`, `max_tokens` and `thinking_budget` are what will be sent, None for nothing; each has its reason. Where the
+    effort stays as the client wrote it, `effort_changed` is false and its place in the body is left alone.
+    """
+
+    request: ChatRequest
+    facts: Facts
+    messages: tuple[Message, ...]
+    kind: str = "chat"
+    effort: str | None = None
+    effort_reason: str | None = None
+    effort_changed: bool = False
+    max_tokens: int | None = None
+    max_tokens_reason: str | None = None
+    thinking_budget: int | None = None
+    thinking_budget_reason: str | None = None
+    history: History = History()
+    decisions: tuple[Decision, ...] = ()
+
+    def decided(self, rule: str, reason: str, **changes: Any) -> Plan:
+        """The plan with changes, and the decision that made them."""
+        return replace(self, decisions=(*self.decisions, Decision(rule, reason)), **changes)
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """A finished assistant turn as the store keeps it.
 
-    `key` is the salted hash of the visible history up to and with this turn (see `history.chain`); `reasoning` is the
-    exact text that the model wrote, empty where it did not think; `effort` is the word that a default chose for the
-    conversation, None where none was sent or the client chose.
+    `key` is the salted hash of the visible history up to and with this turn (see `history.Chain`); `reasoning` is the
+    exact text that the model wrote, empty where it did not think. `effort` is what the default chose for the
+    conversation: a word, empty where it chose to send none, None where the client chose.
     """
 
     key: bytes

@@ -1,0 +1,91 @@
+"""What each model family wants, read from `families.toml` and from the user's own `[families]` tables."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import ValidationError, field_validator
+
+from proxy.errors import ConfigError
+from proxy.section import Section
+
+HistoryRule = Literal["all", "tools", "current", "never"]
+FALLBACK = "generic"
+
+
+class Family(Section):
+    """A row of `families.toml`; the keys are explained at the top of that file."""
+
+    models: tuple[str, ...] = ()
+    thinks: bool = True
+    history: HistoryRule = "all"
+    efforts: tuple[str, ...] = ()
+    effort_words: Mapping[str, str] = {}
+    effort_option: str = ""
+    source: str = ""
+    date: str = ""
+    name: str = ""
+
+    @field_validator("models")
+    @classmethod
+    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return patterns
+
+
+class Families:
+    """All families by name; `for_model` finds one by a model's name."""
+
+    def __init__(self, rows: Mapping[str, Family]) -> None:
+        self._rows = dict(rows)
+        self._patterns = [(re.compile(pattern), family) for family in self._rows.values() for pattern in family.models]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._rows)
+
+    def named(self, name: str) -> Family:
+        """The family of that name. Raises ConfigError for an unknown one."""
+        try:
+            return self._rows[name]
+        except KeyError:
+            raise ConfigError(f"unknown family {name!r}; known: {', '.join(self._rows)}") from None
+
+    def for_model(self, model: str) -> Family:
+        """The first family with a pattern in the model's name, else `generic`."""
+        name = model.lower()
+        return next((family for pattern, family in self._patterns if pattern.search(name)), self._rows[FALLBACK])
+
+
+@functools.cache
+def _shipped() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(resources.files("proxy").joinpath("families.toml").read_text("utf-8"))
+
+
+def load(extra: Mapping[str, Mapping[str, Any]] | None = None) -> Families:
+    """The shipped families with the user's tables over them, key by key.
+
+    A user's own families are asked first. Raises ConfigError that names the family, the key and what is wrong.
+    """
+    extra = extra or {}
+    shipped = _shipped()
+    order = [*(name for name in extra if name not in shipped), *shipped]
+    rows = {}
+    for name in order:
+        try:
+            rows[name] = Family(**{**shipped.get(name, {}), **extra.get(name, {}), "name": name})
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(["families", name, *map(str, problem["loc"])])
+            known = ", ".join(key for key in Family.model_fields if key != "name")
+            raise ConfigError(f"{place}: {problem['msg']}; the keys are {known}") from None
+    return Families(rows)
