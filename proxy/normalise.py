@@ -1,0 +1,209 @@
+"""Client JSON → ChatRequest, with the quirks of front ends as named steps.
+
+Nothing is rewritten here: raw fields are kept, and what the rules need is read beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from proxy.errors import InvalidRequest
+from proxy.messages import REASONING_FIELDS, Ask, ChatRequest, Json, Message, ToolCall
+
+CAP_FIELDS = ("max_completion_tokens", "max_tokens")
+"""Names of the output cap; where both are sent, engines obey the first (wire-formats: llama-server, vLLM, Moonshot)."""
+
+_UNLIMITED = -1
+_TABLE = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def read(body: bytes) -> ChatRequest:
+    """The request in `body`. Raises InvalidRequest that names the field and what it takes."""
+    fields = _fields(body)
+    model = _decoded(fields, "model")
+    if not isinstance(model, str) or not model.strip():
+        raise InvalidRequest("`model` is missing: give the name of a model (GET /v1/models lists them)", param="model")
+    stream = _boolean(fields, "stream")
+    options = _table(fields, "chat_template_kwargs")
+    cap_field, cap = _cap(fields)
+    return ChatRequest(
+        fields=fields,
+        messages=_messages(fields),
+        model=model,
+        stream=stream,
+        include_usage=stream and bool((_plain_table(fields, "stream_options") or {}).get("include_usage")),
+        max_tokens=cap,
+        max_tokens_field=cap_field,
+        effort=_effort(fields, options),
+        has_tools=bool(_decoded(fields, "tools")),
+        template_options=options,
+    )
+
+
+def _fields(body: bytes) -> dict[str, bytes]:
+    try:
+        table = _TABLE.decode(body)
+    except msgspec.ValidationError:
+        raise InvalidRequest("the body must be a JSON object with `model` and `messages`") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    return {name: bytes(raw) for name, raw in table.items()}
+
+
+def _decoded(fields: Mapping[str, bytes], name: str) -> Json:
+    raw = fields.get(name)
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"`{name}` cannot be read: {error}", param=name) from None
+
+
+def _boolean(fields: Mapping[str, bytes], name: str) -> bool:
+    value = _decoded(fields, name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise InvalidRequest(f"`{name}` must be true or false, not {_shown(value)}", param=name)
+
+
+def _plain_table(fields: Mapping[str, bytes], name: str) -> dict[str, Json] | None:
+    value = _decoded(fields, name)
+    if value is None or isinstance(value, dict):
+        return value
+    raise InvalidRequest(f"`{name}` must be an object, not {_shown(value)}", param=name)
+
+
+def _table(fields: Mapping[str, bytes], name: str) -> dict[str, bytes]:
+    """A field that is an object, with its own values left raw."""
+    if _plain_table(fields, name) is None:
+        return {}
+    return {key: bytes(raw) for key, raw in _TABLE.decode(fields[name]).items()}
+
+
+def _cap(fields: Mapping[str, bytes]) -> tuple[str | None, int | None]:
+    """The cap that an engine would obey and the name it came under; -1 is llama-server's word for no limit."""
+    found: tuple[str | None, int | None] = (None, None)
+    for name in reversed(CAP_FIELDS):
+        value = _decoded(fields, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < _UNLIMITED:
+            raise InvalidRequest(f"`{name}` must be a whole number of tokens, not {_shown(value)}", param=name)
+        found = (name, None if value == _UNLIMITED else value)
+    return found
+
+
+def _messages(fields: Mapping[str, bytes]) -> tuple[Message, ...]:
+    raw = fields.get("messages")
+    if raw is None:
+        raise InvalidRequest("`messages` is missing: give a list with at least one message", param="messages")
+    try:
+        rows = _LIST.decode(raw)
+    except msgspec.DecodeError:
+        raise InvalidRequest("`messages` must be a list of objects", param="messages") from None
+    if not rows:
+        raise InvalidRequest("`messages` is empty: give at least one message", param="messages")
+    return tuple(_message(bytes(row), at) for at, row in enumerate(rows))
+
+
+def _message(raw: bytes, at: int) -> Message:
+    try:
+        fields = {name: bytes(part) for name, part in _TABLE.decode(raw).items()}
+    except msgspec.DecodeError:
+        place = f"messages.{at}"
+        raise InvalidRequest(f"messages[{at}] must be an object with `role` and `content`", param=place) from None
+    role = _decoded(fields, "role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(
+            f"messages[{at}].role must be a text such as user or assistant, not {_shown(role)}",
+            param=f"messages.{at}.role",
+        )
+    if role != "assistant":
+        return Message(raw, fields, role, _decoded(fields, "content"))
+    return Message(
+        raw,
+        fields,
+        role,
+        _decoded(fields, "content"),
+        calls=tool_calls(_decoded(fields, "tool_calls")),
+        reasoning=reasoning_of({name: _decoded(fields, name) for name in REASONING_FIELDS if name in fields}),
+    )
+
+
+def tool_calls(value: Json) -> tuple[ToolCall, ...]:
+    """The calls in a `tool_calls` value. What has no function name is left out: an engine will say so better."""
+    calls = []
+    for entry in value if isinstance(value, list) else ():
+        function = entry.get("function") if isinstance(entry, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            arguments = function.get("arguments", "")
+            text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+            calls.append(ToolCall(function["name"], text, entry.get("id")))
+    return tuple(calls)
+
+
+def reasoning_of(values: Mapping[str, Json]) -> str | None:
+    """The thought under any of its names; None where it is missing, blank or no text."""
+    for name in REASONING_FIELDS:
+        value = values.get(name)
+        if name == "reasoning_details":
+            value = details_text(value)
+        if isinstance(value, str) and value.strip():
+            return value
+    return None
+
+
+def details_text(value: Json) -> str:
+    """The texts of `reasoning_details`, joined in order without separators."""
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    texts = [entry.get("text", entry.get("summary")) for entry in entries]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _effort(fields: Mapping[str, bytes], options: Mapping[str, bytes]) -> Ask | None:
+    """What the client says about effort, in whichever spelling; template options first, as engines read them."""
+    for name in ("thinking_effort", "reasoning_effort"):
+        if word := _word(_decoded(options, name)):
+            return Ask(word, f"chat_template_kwargs.{name}")
+    for name in ("thinking", "enable_thinking"):
+        if _decoded(options, name) is False:
+            return Ask("none", f"chat_template_kwargs.{name}")
+    if word := _word(_decoded(fields, "reasoning_effort")):
+        return Ask(word, "reasoning_effort")
+    for name in ("reasoning", "thinking"):
+        if ask := _effort_table(name, _decoded(fields, name)):
+            return ask
+    if _decoded(fields, "enable_thinking") is False:
+        return Ask("none", "enable_thinking")
+    think = _decoded(fields, "think")
+    if word := "none" if think is False else _word(think):
+        return Ask(word, "think")
+    return None
+
+
+def _effort_table(name: str, value: Json) -> Ask | None:
+    """`reasoning: {effort, enabled}` (OpenRouter, SGLang) and `thinking: {type, effort}` (Moonshot, DeepSeek, GLM)."""
+    if not isinstance(value, dict):
+        return None
+    if value.get("type") == "disabled" or value.get("enabled") is False:
+        return Ask("none", f"{name}.type" if "type" in value else f"{name}.enabled")
+    if word := _word(value.get("effort")):
+        return Ask(word, f"{name}.effort")
+    return None
+
+
+def _word(value: Json) -> str | None:
+    """An effort as text; numbers are words to some engines (SGLang, DeepSeek V4.1)."""
+    if isinstance(value, bool) or value is None or value == "":
+        return None
+    return value if isinstance(value, str) else str(value) if isinstance(value, int | float) else None
+
+
+def _shown(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else text[:57] + "…"
