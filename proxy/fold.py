@@ -1,0 +1,134 @@
+"""Events → the finished answer: its texts and calls for each choice, usage, finish and outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from proxy.messages import Event, Json, ToolCall, Usage
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice as it grows."""
+
+    reasoning: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+    finish: str | None = None
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple(ToolCall(call["name"], call["arguments"], call["id"] or None) for call in self.calls.values())
+
+    @property
+    def shows(self) -> bool:
+        """There is something that the user sees: text, or a call."""
+        return bool(self.calls) or any(piece.strip() for piece in self.text)
+
+
+class Fold:
+    """Takes the events of one answer, streamed or whole, and knows what was said so far."""
+
+    def __init__(self) -> None:
+        self.choices: dict[int, Choice] = {}
+        self.usage = Usage()
+        self.timings: Mapping[str, Json] = {}
+        self.error: Mapping[str, Json] | None = None
+
+    def add(self, event: Event) -> None:
+        for part in event.parts:
+            choice = self.choices.get(part.choice)
+            if choice is None:
+                choice = self.choices[part.choice] = Choice()
+            if part.reasoning:
+                choice.reasoning.append(part.reasoning)
+            if part.text:
+                choice.text.append(part.text)
+            for fragment in part.calls:
+                _add_call(choice, fragment)
+            if part.finish:
+                choice.finish = part.finish
+        if event.usage is not None:
+            self.usage = event.usage
+        if event.timings is not None:
+            self.timings = event.timings
+        if event.error is not None:
+            self.error = event.error
+
+    def answers(self) -> Iterator[tuple[Choice, str, str]]:
+        """Each choice with its thought and its text."""
+        for choice in self.choices.values():
+            yield choice, "".join(choice.reasoning), "".join(choice.text)
+
+    @property
+    def reasoning_text(self) -> str:
+        """All thoughts of all choices, for counting."""
+        return "".join(reasoning for _, reasoning, _ in self.answers())
+
+    @property
+    def visible_text(self) -> str:
+        """All texts and calls of all choices, for counting."""
+        calls = (call.name + call.arguments for choice in self.choices.values() for call in choice.tool_calls)
+        return "".join([*(text for _, _, text in self.answers()), *calls])
+
+    @property
+    def finish(self) -> str | None:
+        """The first choice's finish reason, `tool_calls` or `stop` where the engine gave none."""
+        first = self.choices.get(0)
+        return finish_of(first) if first else None
+
+    @property
+    def outcome(self) -> str:
+        """`ok`, `length` or `answer_lost` of an answer that came to its end."""
+        shown = [choice for choice in self.choices.values() if choice.shows]
+        if not shown and any(choice.reasoning for choice in self.choices.values()):
+            return "answer_lost"
+        return "length" if any(choice.finish == "length" for choice in shown) else "ok"
+
+    @property
+    def empty(self) -> bool:
+        """An answer without text, call or thought."""
+        return not any(choice.shows or choice.reasoning for choice in self.choices.values())
+
+    def reported(self) -> Usage:
+        """Usage as reported; llama-server's timings tell the totals where no usage came (wire-formats 5)."""
+        usage, timings = self.usage, self.timings
+        if usage.completion is None and isinstance(predicted := timings.get("predicted_n"), int):
+            usage = replace(usage, completion=predicted)
+        cached, evaluated = timings.get("cache_n"), timings.get("prompt_n")
+        if usage.prompt is None and isinstance(cached, int) and isinstance(evaluated, int):
+            usage = replace(usage, prompt=cached + evaluated, cached=cached)
+        return usage
+
+
+def finish_of(choice: Choice) -> str:
+    """What a client is told where the engine's `[DONE]` came without a finish reason."""
+    return choice.finish or ("tool_calls" if choice.calls else "stop")
+
+
+def _add_call(choice: Choice, fragment: Mapping[str, Json]) -> None:
+    """A fragment belongs to its index; without one, to the call of its id, a new id being a new call."""
+    at = fragment.get("index")
+    identity = fragment.get("id") or ""
+    if not isinstance(at, int):
+        at = _place(choice, identity)
+    call = choice.calls.setdefault(at, {"id": "", "name": "", "arguments": ""})
+    function = fragment.get("function")
+    function = function if isinstance(function, dict) else {}
+    call["id"] = call["id"] or str(identity)
+    call["name"] = call["name"] or str(function.get("name") or "")
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict | list):
+        arguments = msgspec.json.encode(arguments).decode()
+    call["arguments"] += arguments if isinstance(arguments, str) else ""
+
+
+def _place(choice: Choice, identity: str) -> int:
+    last = max(choice.calls, default=-1)
+    if not identity and last >= 0:
+        return last
+    known = (at for at, call in choice.calls.items() if identity and call["id"] == identity)
+    return next(known, last + 1)

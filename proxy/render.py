@@ -1,0 +1,118 @@
+"""Neutral events → what one client is shown. Bytes that need no change leave as they came."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from proxy import sse
+from proxy.fold import Fold, finish_of
+from proxy.messages import REASONING_FIELDS, Event
+from proxy.normalise import details_text
+
+Shown = Literal["reasoning_content", "reasoning", "both", "hidden"]
+"""Under which name a client gets thoughts. `reasoning_details` goes along unless they are hidden."""
+
+_NAMES: dict[Shown, tuple[str, ...]] = {
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+    "both": ("reasoning_content", "reasoning"),
+    "hidden": (),
+}
+_dumps = msgspec.json.encode
+
+
+class View:
+    """One client's view of one answer."""
+
+    def __init__(self, shown: Shown, *, include_usage: bool) -> None:
+        self._hidden = shown == "hidden"
+        self._names = _NAMES[shown]
+        self._wanted = frozenset(self._names)
+        self._include_usage = include_usage
+        self._last: bytes | None = None
+
+    def event(self, event: Event) -> bytes:
+        """One event of a stream, ready to leave; empty where this client gets nothing of it."""
+        if event.parts:
+            self._last = event.raw
+        if event.error is not None:
+            return b""
+        withheld = event.usage is not None and not self._include_usage
+        if withheld and event.empty:
+            return b""
+        if not (withheld or event.odd or self._renames(event)):
+            return sse.encode(_one_line(event.raw))
+        body = msgspec.json.decode(event.raw)
+        if withheld:
+            body.pop("usage", None)
+        kept = [choice for choice in body.get("choices") or [] if self._choice(choice, withheld)]
+        if not kept and not event.empty:
+            return b""
+        body["choices"] = kept
+        return sse.encode(_dumps(body))
+
+    def whole(self, event: Event) -> bytes:
+        """A whole answer as a JSON body."""
+        if not (event.odd or self._renames(event)):
+            return event.raw
+        body = msgspec.json.decode(event.raw)
+        for at, choice in enumerate(body.get("choices") or []):
+            if not isinstance(choice.get("index"), int):
+                choice["index"] = at
+            if isinstance(choice.get("message"), dict):
+                self._rename(choice["message"])
+        return _dumps(body)
+
+    def close(self, fold: Fold) -> bytes:
+        """The end of a complete stream: a finish for each choice that lacks one, then `[DONE]`."""
+        lacking = [(at, choice) for at, choice in fold.choices.items() if choice.finish is None]
+        if not lacking or self._last is None:
+            return sse.DONE_EVENT
+        body = msgspec.json.decode(self._last)
+        body.pop("usage", None)
+        body["choices"] = [{"index": at, "delta": {}, "finish_reason": finish_of(choice)} for at, choice in lacking]
+        return sse.encode(_dumps(body)) + sse.DONE_EVENT
+
+    def _renames(self, event: Event) -> bool:
+        return bool(event.names) and event.names - {"reasoning_details"} != self._wanted
+
+    def _choice(self, choice: dict[str, Any], withheld: bool) -> bool:
+        """Make one choice of a chunk strict; false when nothing is left of it."""
+        if withheld:
+            choice.pop("usage", None)
+        if not isinstance(choice.get("index"), int):
+            choice["index"] = 0
+        delta = choice.get("delta")
+        if not isinstance(delta, dict):
+            choice["delta"] = {}
+            return bool(choice.get("finish_reason"))
+        emptied = self._rename(delta)
+        return not emptied or bool(delta) or bool(choice.get("finish_reason"))
+
+    def _rename(self, said: dict[str, Any]) -> bool:
+        """Put the thought under this client's names, once; true when a thought field was taken away."""
+        texts = {name: said[name] for name in REASONING_FIELDS if name in said}
+        found = [details_text(value) if name == "reasoning_details" else value for name, value in texts.items()]
+        thought = next((text for text in found if isinstance(text, str) and text), "")
+        for name in texts:
+            if name != "reasoning_details" or self._hidden:
+                del said[name]
+        if not thought:
+            return bool(texts)
+        for name in self._names:
+            said[name] = thought
+        return not self._names
+
+
+def failure(message: str, type: str | None, code: object) -> bytes:
+    """An error inside a stream that has begun; no finish reason is invented."""
+    return (
+        sse.encode(_dumps({"error": {"message": message, "type": type, "param": None, "code": code}})) + sse.DONE_EVENT
+    )
+
+
+def _one_line(raw: bytes) -> bytes:
+    """Line feeds between JSON tokens are white space; inside strings they are escaped."""
+    return raw if b"\n" not in raw else raw.replace(b"\n", b" ")
