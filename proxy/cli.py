@@ -1,0 +1,201 @@
+"""The command line. Data goes to stdout, talk to stderr; exit codes: 0 good, 1 failed, 2 usage or configuration."""
+
+# ruff: noqa: PLC0415 - what loads slowly is imported in the command that needs it: `--help` answers at once
+# ruff: noqa: PLR0917 - click passes options by name
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from proxy import __version__
+from proxy.errors import ConfigError, ProxyError
+
+if TYPE_CHECKING:
+    from proxy.config import Backend
+
+BY = ("day", "hour", "model", "backend", "client", "effort", "kind", "outcome", "conversation")
+FORMATS = ("table", "json", "jsonl", "csv")
+
+CLASH = (
+    'the distribution "proxy.py" is installed here too, and its package has the same name, "proxy"; install '
+    "reasoning-proxy into an environment of its own: python -m venv .venv && .venv/bin/pip install reasoning-proxy"
+)
+
+
+class _Commands(click.Group):
+    """Expected errors become lines on stderr and an exit code, never a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ProxyError as error:
+            for line in error.message.split("\n"):
+                click.echo(f"error: {line}", err=True)
+            return ctx.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="reasoning-proxy %(version)s")
+def main() -> None:
+    """A proxy for thinking models behind OpenAI-compatible servers.
+
+    \b
+    Example:
+      reasoning-proxy serve --backend http://127.0.0.1:8080/v1
+    """
+    _refuse_clash()
+
+
+def _refuse_clash() -> None:
+    """Two distributions with a package of one name overwrite each other's files, whichever came last."""
+    try:
+        importlib.metadata.distribution("proxy.py")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    raise ConfigError(CLASH)
+
+
+_config = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML file; else $REASONING_PROXY_CONFIG, else ./config.toml where it exists.",
+)
+
+
+@main.command()
+@_config
+@click.option("--backend", metavar="URL", help='Serve this backend, under the name "default".')
+@click.option("--engine", help="What runs there; needs --backend.  [default: auto]")
+@click.option("--family", help="The family of its models; needs --backend.  [default: auto]")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port to listen on.  [default: 8484]")
+def serve(
+    config: Path | None,
+    backend: str | None,
+    engine: str | None,
+    family: str | None,
+    host: str | None,
+    port: int | None,
+) -> None:
+    """Run the proxy. With --backend no file is needed.
+
+    \b
+    Example:
+      reasoning-proxy serve --backend http://127.0.0.1:8080/v1 --engine llama-server
+    """
+    if backend is None and (engine is not None or family is not None):
+        raise click.UsageError("--engine and --family say what --backend URL is; the URL is missing")
+    from proxy.config import load
+
+    overrides = {"server": _given(host=host, port=port)}
+    if backend is not None:
+        overrides["backends"] = {"default": _given(url=backend, engine=engine, family=family)}
+    settings = load(config, overrides=overrides)
+    from proxy import app
+
+    app.serve(settings)
+
+
+@main.command()
+@click.option("--keep", is_flag=True, help="Leave the proxy and the engine running until Ctrl-C.")
+@click.option(
+    "--model",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Another model, as a GGUF file.",
+)
+def demo(keep: bool, model: Path | None) -> None:
+    """Show what the proxy does, on a real small model. Ends by itself.
+
+    \b
+    Example:
+      reasoning-proxy demo --keep
+    """
+    from proxy import demo as show
+
+    sys.exit(show.run(keep=keep, model=model))
+
+
+@main.command()
+@_config
+@click.option("--ledger", metavar="URL", help="The store or JSONL file to read.  [default: as the settings say]")
+@click.option("--since", metavar="TIME", help="From this time on: 2026-11-01, 2026-11, today, 7d, 24h.")
+@click.option("--until", metavar="TIME", help="Up to this time; a day or month counts to its end.")
+@click.option("--by", type=click.Choice(BY), default="model", show_default=True, help="One row for each.")
+@click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
+def report(config: Path | None, ledger: str | None, since: str | None, until: str | None, by: str, style: str) -> None:
+    """Say what was thought, what was said and what it cost.
+
+    \b
+    Example:
+      reasoning-proxy report --since 7d --by client --format csv
+    """
+    from proxy.report import Report
+
+    if ledger is None:
+        from proxy.config import load
+
+        ledger = load(config, require_backends=False).ledger_url
+    click.echo(Report.from_ledger(ledger, since=since, until=until).render(by, style).removesuffix("\n"))
+
+
+@main.group()
+def config() -> None:
+    """Check or show the settings.
+
+    \b
+    Example:
+      reasoning-proxy config check --config config.toml
+    """
+
+
+@config.command()
+@_config
+def check(config: Path | None) -> None:
+    """Say OK and a line for each backend, or name every problem.
+
+    \b
+    Example:
+      reasoning-proxy config check --config config.toml
+    """
+    from proxy.config import hints, load
+
+    settings = load(config)
+    for hint in hints(settings):
+        click.echo(f"warning: {hint}", err=True)
+    click.echo("OK")
+    for name, backend in settings.backends.items():
+        click.echo(_summary(name, backend))
+
+
+@config.command()
+@_config
+def show(config: Path | None) -> None:
+    """Print the effective settings as TOML, secrets hidden.
+
+    \b
+    Example:
+      REASONING_PROXY_SERVER__PORT=9000 reasoning-proxy config show
+    """
+    from proxy.config import load, show
+
+    click.echo(show(load(config)), nl=False)
+
+
+def _given(**options: object) -> dict[str, object]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _summary(name: str, backend: Backend) -> str:
+    if backend.key is None:
+        key = "the client's key"
+    else:
+        key = f"key from {backend.api_key_env}" if backend.api_key_env else "key from the settings"
+    models = ", ".join(backend.models) or "asked from it"
+    return f"{name}: {backend.shown_url}, engine {backend.engine}, family {backend.family}, {key}, models {models}"

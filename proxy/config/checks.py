@@ -1,0 +1,206 @@
+"""What must hold for the settings: first each table by its schema, then the tables against one another."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from proxy import families
+from proxy.config import problems
+from proxy.config.problems import Place, Problems
+from proxy.config.tables import Keyed, Settings, is_variable, usable_key
+from proxy.errors import ConfigError
+from proxy.section import Section
+
+Found = Iterator[tuple[Place, str]]
+
+
+def validated(tables: dict[str, Any]) -> tuple[Settings | None, Problems]:
+    """The settings, and what their schema finds wrong.
+
+    With problems the settings are what is left without the places in question, so that the other checks can speak too.
+    """
+    found: Problems = {}
+    rest = copy.deepcopy(tables)
+    while True:
+        try:
+            settings = Settings.model_validate(rest)
+        except ValidationError as error:
+            now = problems.explain(Settings, error)
+            found = found or now
+            removed = [_remove(rest, path) for path in now]
+            if not any(removed):
+                return None, found
+        else:
+            for path, line in _converted(tables, settings, Settings, ()):
+                found.setdefault(path, line)
+            return settings, found
+
+
+def _remove(tables: dict[str, Any], path: Place) -> bool:
+    """Take a place out; a missing key takes its table along."""
+    keys = [part for part in path if isinstance(part, str)]
+    if not keys:
+        return False
+    table: Any = tables
+    for key in keys[:-1]:
+        table = table.get(key) if isinstance(table, dict) else None
+    if not isinstance(table, dict):
+        return False
+    if keys[-1] in table:
+        del table[keys[-1]]
+        return True
+    return _remove(tables, tuple(keys[:-1]))
+
+
+def _converted(raw: Any, value: Any, annotation: Any, path: Place) -> Found:
+    """Places where pydantic made another kind of value: a text into a number, true into 1. Nobody means that."""
+    if isinstance(raw, Mapping):
+        for key, part in raw.items():
+            if isinstance(value, BaseModel) and key in type(value).model_fields:
+                inner = getattr(value, key)
+            else:
+                inner = value.get(key) if isinstance(value, Mapping) else None
+            if inner is not None:
+                yield from _converted(part, inner, problems.below(annotation, key), (*path, key))
+    elif isinstance(raw, list) and isinstance(value, (list, tuple)):
+        for number, (part, inner) in enumerate(zip(raw, value, strict=False)):
+            yield from _converted(part, inner, problems.below(annotation, number), (*path, number))
+    elif not _same_kind(raw, value):
+        yield path, problems.wrong(path, raw, annotation)
+
+
+def _same_kind(raw: Any, value: Any) -> bool:
+    if isinstance(raw, str):
+        return isinstance(value, (str, SecretStr))
+    if isinstance(raw, bool) or isinstance(value, bool):
+        return isinstance(raw, bool) and isinstance(value, bool)
+    if isinstance(raw, float):
+        return isinstance(value, (float, Decimal))
+    return not isinstance(raw, int) or isinstance(value, (int, float, Decimal))
+
+
+def read_keys(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Give the tables with `api_key_env` their keys; a line break at the end of the variable does not belong to it."""
+    keyed: list[Keyed] = [*settings.clients.values(), *settings.backends.values()]
+    for table in keyed:
+        key = environ.get(table.api_key_env or "", "").strip()
+        if usable_key(key):
+            table._from_env = key
+
+
+def across(settings: Settings, tables: Mapping[str, Any], environ: Mapping[str, str], *, serving: bool) -> Found:
+    """Problems between tables. `tables` is all that was given, the faulty places too."""
+    yield from _names(tables)
+    yield from _host(settings, tables)
+    yield from _same_keys(settings)
+    yield from _backends_of_models(tables)
+    yield from _families(tables)
+    if serving:
+        yield from _backends(tables)
+        yield from _unread_keys(tables, environ)
+
+
+def hints(settings: Settings) -> list[str]:
+    """What is allowed but seldom meant."""
+    return [
+        f"backends.{name}.url: {backend.shown_url} has no path; did you mean {backend.shown_url}/v1?"
+        for name, backend in settings.backends.items()
+        if not urlsplit(backend.url).path
+    ]
+
+
+def _entries(tables: Mapping[str, Any], *groups: str) -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
+    """The named tables in `[group.NAME]`, as they were given."""
+    for group in groups:
+        named = tables.get(group)
+        for name, table in named.items() if isinstance(named, Mapping) else ():
+            if isinstance(table, Mapping):
+                yield (group, name), table
+
+
+def _names(tables: Mapping[str, Any]) -> Found:
+    for path, _ in _entries(tables, "clients", "backends"):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", path[1]):
+            yield path, "a name has letters and digits, and may have . _ - after the first"
+
+
+def _host(settings: Settings, tables: Mapping[str, Any]) -> Found:
+    if not settings.server.is_loopback and not tables.get("clients"):
+        yield (
+            ("server", "host"),
+            f"{settings.server.host} can be reached from other machines, and no client has a key; "
+            'add a [clients.NAME] table with api_key_env, or set host = "127.0.0.1"',
+        )
+
+
+def _same_keys(settings: Settings) -> Found:
+    owners: dict[str, str] = {}
+    for name, client in settings.clients.items():
+        if (key := client.resolved) is not None and owners.setdefault(key, name) != name:
+            first = problems.dotted(("clients", owners[key]))
+            yield ("clients", name), f"has the same key as {first}; each client needs its own"
+
+
+def _backends_of_models(tables: Mapping[str, Any]) -> Found:
+    known = [name for (_, name), _ in _entries(tables, "backends")]
+    for path, table in _entries(tables, "models"):
+        backend = table.get("backend")
+        if isinstance(backend, str) and backend not in known:
+            yield (*path, "backend"), _no_such("backend", backend, known)
+
+
+class _OwnFamilies(Section):
+    """For `[families]` the settings keep what the user wrote, because `families.load` lays it over the shipped rows."""
+
+    families: dict[str, families.Family]
+
+
+def _families(tables: Mapping[str, Any]) -> Found:
+    own = dict(_entries(tables, "families"))
+    written = {"families": {name: table for (_, name), table in own.items()}}
+    try:
+        checked = _OwnFamilies.model_validate(written)
+        yield from _converted(written, checked, _OwnFamilies, ())
+        families.load(written["families"])
+    except ValidationError as error:
+        yield from problems.explain(_OwnFamilies, error).items()
+    except ConfigError as error:
+        yield ("families",), error.message
+    for path, table in own.items():
+        if "name" in table:  # a field of Family, which `families.load` fills
+            yield (*path, "name"), "no such setting; a family's name stands in the head of its table"
+    known = [*families.load().names, *written["families"]]
+    for path, table in _entries(tables, "backends", "models"):
+        family = table.get("family")
+        if isinstance(family, str) and family not in ("", "auto", *known):
+            yield (*path, "family"), _no_such("family", family, known)
+
+
+def _backends(tables: Mapping[str, Any]) -> Found:
+    if not tables.get("backends"):
+        yield ("backends",), "none is configured; add a [backends.NAME] table with a url, or give --backend URL"
+
+
+def _unread_keys(tables: Mapping[str, Any], environ: Mapping[str, str]) -> Found:
+    for path, table in _entries(tables, "clients", "backends"):
+        name = table.get("api_key_env")
+        if not isinstance(name, str) or not is_variable(name) or "api_key" in table:
+            continue
+        key = environ.get(name, "").strip()
+        if not usable_key(key):
+            problem = "holds no key: a key is printable ASCII without blanks" if key else "is not set"
+            yield (*path, "api_key_env"), f"environment variable {name} {problem}"
+
+
+def _no_such(what: str, name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    guess = f"did you mean {problems.quoted(near[0])}?" if near else f"known: {', '.join(known) or 'none'}"
+    return f"no {what} {problems.quoted(name)}; {guess}"
