@@ -1,0 +1,712 @@
+"""The store: what was put is found at once, is on disk within a second, and stays."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from proxy.errors import ConfigError
+from proxy.messages import Entry, Turn
+from proxy.places import sqlite_path
+from proxy.store import Store, open_store
+from proxy.store.schema import MIGRATIONS
+from proxy.store.sqlite import SqliteStore
+from proxy.store.writer import Writer
+
+CHILD = """
+import sys, time
+from proxy.messages import Entry, Turn
+from proxy.store import open_store
+store = open_store("sqlite:///" + sys.argv[1], sys.argv[2])
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A place for a store's file."""
+    return tmp_path / "proxy.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    """An open store in that file."""
+    with closing(opened(path)) as store:
+        yield store
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection]:
+    """The connections that are opened from here on: of a store the one that writes, then the one that reads."""
+    found: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def kept(*args: Any, **options: Any) -> sqlite3.Connection:
+        found.append(connect(*args, **options))
+        return found[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", kept)
+    return found
+
+
+def opened(path: Path, ledger_jsonl: Path | str = "") -> Store:
+    """The store in that file."""
+    return open_store(f"sqlite:///{path}", str(ledger_jsonl))
+
+
+def sql(path: Path, statement: str) -> list[Any]:
+    """What another program sees in the file."""
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def key(number: int) -> bytes:
+    """The key of a turn."""
+    return number.to_bytes(16, "big")
+
+
+def full_entry(number: int = 1) -> Entry:
+    """A row in which every field has a value."""
+    entry = Entry()
+    samples: dict[str, Any] = {
+        "int": number,
+        "str": f"é{number}",
+        "bool": True,
+        "float": number / 3,
+        "list[str]": ["a", "b"],
+    }
+    for field in fields(Entry):
+        setattr(entry, field.name, samples[str(field.type).removesuffix(" | None")])
+    return entry
+
+
+def child(body: str, path: Path, ledger_jsonl: Path | str = "") -> subprocess.Popen[bytes]:
+    """A process with a store of its own."""
+    command = [sys.executable, "-c", CHILD + body, str(path), str(ledger_jsonl)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603 - our own words
+
+
+def line_of(process: subprocess.Popen[bytes]) -> bytes:
+    """The next line that it prints."""
+    assert process.stdout
+    return process.stdout.readline()
+
+
+# Turns
+
+
+async def test_a_reopened_store_finds_the_turn(path: Path) -> None:
+    """Text, blanks, NUL and every effort come back as they went in, and the salt is the same."""
+    turns = [Turn(key(1), " thought\n\u2028\x00 ", None), Turn(key(2), "", ""), Turn(key(3), "é" * 100_000, "low")]
+    with closing(opened(path)) as store:
+        salt = store.salt
+        for turn in turns:
+            store.put_turn(turn)
+    with closing(opened(path)) as store:
+        assert await store.find([key(4), *(turn.key for turn in turns)]) == {turn.key: turn for turn in turns}
+        assert store.salt == salt
+        assert len(salt) == 32
+
+
+def test_each_store_has_its_own_salt(tmp_path: Path) -> None:
+    """Hashes of one store say nothing in another."""
+    with closing(opened(tmp_path / "a.db")) as a, closing(opened(tmp_path / "b.db")) as b:
+        assert a.salt != b.salt
+
+
+async def test_a_turn_is_found_before_it_is_written(path: Path, connections: list[sqlite3.Connection]) -> None:
+    """While another process holds the file the turn is found, without a query."""
+    with closing(opened(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        statements: list[str] = []
+        connections[1].set_trace_callback(statements.append)
+        store.put_turn(Turn(key(1), "thought"))
+        assert await store.find([key(1), key(1)]) == {key(1): Turn(key(1), "thought")}
+        assert await store.find([]) == {}
+        assert statements == []
+        other.execute("ROLLBACK")
+        assert store.flush()
+        assert await store.find([key(1)]) == {key(1): Turn(key(1), "thought")}
+        assert len(statements) == 1
+
+
+async def test_a_thousand_keys_are_one_query(path: Path, connections: list[sqlite3.Connection]) -> None:
+    """Known, unknown and repeated keys are asked for together."""
+    with closing(opened(path)) as store:
+        for number in range(0, 1000, 2):
+            store.put_turn(Turn(key(number), f"thought {number}"))
+        store.flush()
+        statements: list[str] = []
+        connections[1].set_trace_callback(statements.append)
+        found = await store.find([key(number) for number in [*range(1000), 2, 4]])
+        assert len(statements) == 1
+        assert found == {key(number): Turn(key(number), f"thought {number}") for number in range(0, 1000, 2)}
+
+
+async def test_more_keys_than_sqlite_takes_are_found(store: Store) -> None:
+    """Above SQLite's limit of variables the keys are asked for in parts."""
+    store.put_turn(Turn(key(69_999), "thought"))
+    store.flush()
+    assert list(await store.find([key(number) for number in range(70_000)])) == [key(69_999)]
+
+
+async def test_the_newer_text_of_a_key_wins(store: Store, path: Path) -> None:
+    """A regenerated answer with the same visible text replaces the first: in memory, in one batch, and on disk."""
+    for text in ("first", "second"):
+        store.put_turn(Turn(key(1), text))
+    assert (await store.find([key(1)]))[key(1)].reasoning == "second"
+    store.flush()
+    store.put_turn(Turn(key(1), "third", "low"))
+    store.flush()
+    assert await store.find([key(1)]) == {key(1): Turn(key(1), "third", "low")}
+    assert sql(path, "SELECT count(*) FROM turns") == [(1,)]
+
+
+async def test_a_store_that_cannot_be_read_finds_what_is_in_memory(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broken disk costs the stored thoughts, not the request; it is logged once and shows in `healthy`."""
+    store.put_turn(Turn(key(1), "thought"))
+    store.flush()
+
+    def broken(*_: object) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("proxy.store.sqlite._File.find", broken)
+        assert await store.find([key(1)]) == {}
+        assert await store.find([key(1)]) == {}
+        assert not store.healthy()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert await store.find([key(1)]) == {key(1): Turn(key(1), "thought")}
+    assert store.healthy()
+
+
+# Rows
+
+
+def test_the_table_has_exactly_the_fields_of_an_entry(store: Store, path: Path) -> None:
+    """In their order and with their types: the names are public."""
+    types = {int: "INTEGER", bool: "INTEGER", float: "REAL", str: "TEXT", list[str]: "TEXT"}
+    hints = get_type_hints(Entry)
+    expected = []
+    for field in fields(Entry):
+        hint = hints[field.name]
+        plain = hint if hint in types else next(part for part in hint.__args__ if part in types)
+        expected.append((field.name, types[plain]))
+    assert [(row[1], row[2]) for row in sql(path, "PRAGMA table_info(requests)")] == expected
+    assert sql(path, "PRAGMA index_info(requests_ts)")[0][2] == "ts"
+
+
+def test_a_row_comes_back_as_it_was_put(store: Store, path: Path) -> None:
+    """Full and empty, newest last; SQL holds comma lists and null."""
+    store.put_entry(full_entry())
+    store.put_entry(Entry(ts="2026-11-30T10:00:00.000Z"))
+    assert store.entries() == [asdict(full_entry()), asdict(Entry(ts="2026-11-30T10:00:00.000Z"))]
+    assert store.entries(1) == [asdict(Entry(ts="2026-11-30T10:00:00.000Z"))]
+    assert store.entries(0) == []
+    assert sql(path, "SELECT decisions, flags, model, stream FROM requests") == [
+        ("a,b", "a,b", "é1", 1),
+        ("", "", None, None),
+    ]
+
+
+def test_own_rows_are_those_of_this_store_object(path: Path) -> None:
+    """Rows of earlier processes and of others on the same file are left out on demand."""
+    with closing(opened(path)) as earlier:
+        earlier.put_entry(Entry(request_id="earlier"))
+    with closing(opened(path)) as store, closing(opened(path)) as other:
+        assert store.entries(own=True) == []
+        for number in range(4):
+            mine = (store, other)[number % 2]
+            mine.put_entry(Entry(request_id=f"{number}"))
+            mine.flush()
+        assert [row["request_id"] for row in store.entries(own=True)] == ["0", "2"]
+        assert [row["request_id"] for row in store.entries(1, own=True)] == ["2"]
+        assert [row["request_id"] for row in store.entries()] == ["earlier", "0", "1", "2", "3"]
+
+
+def test_complete_runs_in_the_writers_thread_before_the_row_is_written(store: Store) -> None:
+    """Counting tokens is heavy and does not belong on the event loop."""
+    threads = []
+
+    def complete(entry: Entry) -> None:
+        threads.append(threading.current_thread())
+        entry.reasoning_tokens = 7
+
+    store.put_entry(Entry(), complete)
+    assert store.entries()[0]["reasoning_tokens"] == 7
+    assert [thread.name for thread in threads] == ["store-writer"]
+
+
+def test_a_failing_complete_is_logged_and_the_row_is_written(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """A counter with a fault costs a count, not the row."""
+
+    def complete(entry: Entry) -> None:
+        raise ValueError("no tokenizer")
+
+    store.put_entry(Entry(request_id="r1"), complete)
+    assert [row["request_id"] for row in store.entries()] == ["r1"]
+    assert "r1" in caplog.text
+    assert "no tokenizer" in caplog.text
+
+
+def test_slow_counting_holds_up_no_turn(store: Store, path: Path) -> None:
+    """Turns of a batch are written first, and rows as soon as a quarter of a second was counted."""
+    done = threading.Event()
+
+    def complete(entry: Entry) -> None:
+        time.sleep(0.3)
+
+    def last(entry: Entry) -> None:
+        done.wait(10)
+
+    store.put_entry(Entry(request_id="slow"), complete)
+    store.put_entry(Entry(request_id="stuck"), last)
+    store.put_turn(Turn(key(1), "thought"))
+    until(lambda: bool(sql(path, "SELECT 1 FROM requests")))
+    assert sql(path, "SELECT request_id FROM requests") == [("slow",)]
+    assert sql(path, "SELECT reasoning FROM turns") == [("thought",)]
+    done.set()
+    assert [row["request_id"] for row in store.entries()] == ["slow", "stuck"]
+
+
+def test_the_speed_of_a_model_is_that_of_its_latest_row(path: Path) -> None:
+    """Also after a restart; rows without a speed or a backend change nothing."""
+    with closing(opened(path)) as store:
+        assert store.recent_speeds() == {}
+        for speed, model in ((5.0, "a"), (7.5, "b"), (0.1, "a"), (None, "a")):
+            store.put_entry(Entry(backend="box", upstream_model=model, decode_tokens_per_second=speed))
+        store.put_entry(Entry(upstream_model="c", decode_tokens_per_second=1.0))
+    with closing(opened(path)) as store:
+        assert store.recent_speeds() == {("box", "a"): 0.1, ("box", "b"): 7.5}
+        store.put_entry(Entry(backend="box", upstream_model="a", decode_tokens_per_second=0.2))
+        store.flush()
+        assert store.recent_speeds()["box", "a"] == 0.2
+
+
+def test_a_value_that_no_table_holds_costs_its_own_row_only(
+    tmp_path: Path, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A number above 64 bits or half a surrogate pair is logged; the rest of its batch is written."""
+    with closing(opened(path, tmp_path / "ledger.jsonl")) as store:
+        store.put_entry(Entry(request_id="good"))
+        store.put_entry(Entry(request_id="large", prompt_tokens=2**70))
+        store.put_entry(Entry(request_id="half", model="\ud83d"))
+        store.put_turn(Turn(key(1), "\ud83d"))
+        store.put_turn(Turn(key(2), "thought"))
+        store.put_entry(Entry(request_id="good too"))
+        assert [row["request_id"] for row in store.entries()] == ["good", "good too"]
+        assert sql(path, "SELECT key FROM turns") == [(key(2),)]
+        assert caplog.text.count("is lost") >= 3
+        assert store.healthy()
+
+
+# JSONL
+
+
+def test_jsonl_lines_equal_the_rows_of_the_table(tmp_path: Path, path: Path) -> None:
+    """Same names, same order, null for missing, arrays for lists; the file is private and its folder is made."""
+    ledger = tmp_path / "logs" / "ledger.jsonl"
+    with closing(opened(path, ledger)) as store:
+        for number in range(3):
+            store.put_entry(full_entry(number))
+        store.put_entry(Entry(), lambda entry: setattr(entry, "error", "line\nend\u2028"))
+        rows = store.entries()
+        lines = ledger.read_bytes().split(b"\n")
+        assert lines.pop() == b""
+        assert [json.loads(line) for line in lines] == rows
+        assert [list(json.loads(line)) for line in lines] == [[field.name for field in fields(Entry)]] * 4
+    assert ledger.stat().st_mode & 0o777 == 0o600
+    assert ledger.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_jsonl_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path, path: Path) -> None:
+    """A folder is no file; the setting is named."""
+    with pytest.raises(ConfigError, match=r"store\.ledger_jsonl"):
+        opened(path, tmp_path)
+
+
+def test_a_broken_last_line_stays_apart(tmp_path: Path, path: Path) -> None:
+    """After the machine went down within a line, the next row begins on a line of its own."""
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_bytes(b'{"v": 1}\n{"v": ')
+    with closing(opened(path, ledger)) as store:
+        store.put_entry(Entry(request_id="next"))
+    lines = ledger.read_bytes().splitlines()
+    assert lines[:2] == [b'{"v": 1}', b'{"v": ']
+    assert json.loads(lines[2])["request_id"] == "next"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_rows_wait_while_the_disk_of_the_jsonl_is_full(tmp_path: Path, path: Path) -> None:
+    """The table goes on; the lines follow when there is room, none twice."""
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.symlink_to("/dev/full")
+    with closing(opened(path, ledger)) as store:
+        store.put_entry(Entry(request_id="1"))
+        assert not store.flush(0.3)
+        assert not store.healthy()
+        assert sql(path, "SELECT request_id FROM requests") == [("1",)]
+        ledger.unlink()
+        store.put_entry(Entry(request_id="2"))
+        assert store.flush()
+        assert store.healthy()
+    assert [json.loads(line)["request_id"] for line in ledger.read_bytes().splitlines()] == ["1", "2"]
+
+
+def test_a_rotated_jsonl_file_is_made_anew(tmp_path: Path, path: Path) -> None:
+    """Whoever moves the file away needs no signal."""
+    ledger = tmp_path / "ledger.jsonl"
+    with closing(opened(path, ledger)) as store:
+        for name in ("old", "new"):
+            store.put_entry(Entry(request_id=name))
+            store.flush()
+            if name == "old":
+                ledger.rename(tmp_path / "old.jsonl")
+    assert [json.loads(line)["request_id"] for line in ledger.read_bytes().splitlines()] == ["new"]
+
+
+# Threads, processes, disks
+
+
+async def test_threads_write_at_once(path: Path, tmp_path: Path) -> None:
+    """Nothing is lost or doubled."""
+    with closing(opened(path, tmp_path / "ledger.jsonl")) as store:
+
+        def work(worker: int) -> None:
+            for number in range(200):
+                store.put_turn(Turn(key(worker * 200 + number), f"{worker}"))
+                store.put_entry(Entry(request_id=f"{worker}-{number}"))
+                if number == 100:
+                    store.flush()
+
+        threads = [threading.Thread(target=work, args=(worker,)) for worker in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ids = [row["request_id"] for row in store.entries()]
+        assert sorted(ids) == sorted(f"{worker}-{number}" for worker in range(8) for number in range(200))
+        assert len(await store.find([key(number) for number in range(1600)])) == 1600
+        lines = (tmp_path / "ledger.jsonl").read_bytes().splitlines()
+        assert [json.loads(line)["request_id"] for line in lines] == ids
+
+
+def test_kill_9_after_a_flush_loses_nothing(path: Path, tmp_path: Path) -> None:
+    """What was flushed is in table and lines, and the file opens again."""
+    body = """
+for number in range(300):
+    store.put_turn(Turn(number.to_bytes(16, "big"), "thought"))
+    store.put_entry(Entry(request_id=str(number)))
+store.flush()
+print("flushed", flush=True)
+time.sleep(60)
+"""
+    process = child(body, path, tmp_path / "ledger.jsonl")
+    with process:
+        assert line_of(process) == b"flushed\n"
+        process.send_signal(signal.SIGKILL)
+    with closing(opened(path)) as store:
+        assert [row["request_id"] for row in store.entries()] == [str(number) for number in range(300)]
+    assert sql(path, "SELECT count(*) FROM turns") == [(300,)]
+    assert sql(path, "PRAGMA integrity_check") == [("ok",)]
+    assert len((tmp_path / "ledger.jsonl").read_bytes().splitlines()) == 300
+
+
+def test_what_was_put_is_on_disk_within_a_second(path: Path, tmp_path: Path) -> None:
+    """Without a flush, and the process killed a second later."""
+    body = 'store.put_entry(Entry(request_id="1"))\ntime.sleep(1)\nprint("put", flush=True)\ntime.sleep(60)'
+    process = child(body, path, tmp_path / "ledger.jsonl")
+    with process:
+        assert line_of(process) == b"put\n"
+        process.send_signal(signal.SIGKILL)
+    assert sql(path, "SELECT request_id FROM requests") == [("1",)]
+    assert len((tmp_path / "ledger.jsonl").read_bytes().splitlines()) == 1
+
+
+def test_a_program_that_ends_without_closing_loses_nothing(path: Path) -> None:
+    """Agent code that uses the library rarely closes anything."""
+    with child('store.put_entry(Entry(request_id="1"))', path) as process:
+        assert process.wait(30) == 0
+    assert sql(path, "SELECT request_id FROM requests") == [("1",)]
+
+
+def test_processes_share_a_new_file(path: Path, tmp_path: Path) -> None:
+    """All start at once on a file that none has made yet, and agree on the salt."""
+    body = """
+for number in range(100):
+    store.put_entry(Entry(request_id=str(number)))
+    time.sleep(0.001)
+store.close()
+print(store.salt.hex(), flush=True)
+"""
+    processes = [child(body, path, tmp_path / "ledger.jsonl") for _ in range(4)]
+    salts = set()
+    for process in processes:
+        with process:
+            salts.add(line_of(process))
+            assert process.wait(30) == 0
+    assert len(salts) == 1
+    assert sql(path, "SELECT count(*), count(DISTINCT request_id) FROM requests") == [(400, 100)]
+    lines = (tmp_path / "ledger.jsonl").read_bytes().splitlines()
+    assert len([json.loads(line) for line in lines]) == 400
+
+
+async def test_a_full_disk_raises_nothing_and_heals(
+    path: Path, connections: list[sqlite3.Connection], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What cannot be written waits, is found, and follows when there is room; the log says both."""
+    with closing(opened(path)) as store:
+        pages = connections[0].execute("PRAGMA page_count").fetchone()[0]
+        connections[0].execute(f"PRAGMA max_page_count = {pages}")
+        store.put_turn(Turn(key(1), "thought" * 10_000))
+        store.put_entry(full_entry())
+        assert not store.flush(0.3)
+        assert not store.healthy()
+        assert await store.find([key(1)]) == {key(1): Turn(key(1), "thought" * 10_000)}
+        assert "full" in caplog.text
+        connections[0].execute("PRAGMA max_page_count = 1000000")
+        assert store.flush()
+        assert store.healthy()
+        assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+        assert store.entries() == [asdict(full_entry())]
+    assert sql(path, "SELECT count(*) FROM turns") == [(1,)]
+
+
+class Sink:
+    """Writes into a list, when it may."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.broken = False
+        self.written: list[Turn | Entry] = []
+
+    def write_turns(self, turns: Sequence[Turn]) -> None:
+        """Wait until it may, or fail."""
+        self.may.wait(10)
+        if self.broken:
+            raise OSError("no space left")
+        self.written += turns
+
+    def write_entries(self, entries: Sequence[Entry]) -> None:
+        """The same."""
+        self.may.wait(10)
+        if self.broken:
+            raise OSError("no space left")
+        self.written += entries
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for it, 10 seconds at the most."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_full_queue_waits_for_a_writer_that_makes_progress(caplog: pytest.LogCaptureFixture) -> None:
+    """A put waits a moment instead of losing something."""
+    sink = Sink()
+    writer = Writer(sink, limit=10_000)
+    for number in range(10):
+        writer.put(Entry(request_id=f"{number}"))
+    threading.Timer(0.05, sink.may.set).start()
+    started = time.monotonic()
+    writer.put(Entry(request_id="10"))
+    assert time.monotonic() - started < 0.2
+    assert writer.close()
+    assert [entry.request_id for entry in sink.written if isinstance(entry, Entry)] == [str(n) for n in range(11)]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_full_queue_on_a_dead_disk_loses_the_oldest_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """The newest turn is the one that an agent asks for; no put waits for a disk that takes nothing."""
+    sink = Sink()
+    sink.broken = True
+    sink.may.set()
+    writer = Writer(sink, limit=10_000)
+    writer.put(Entry(request_id="0"))
+    until(lambda: not writer.healthy())
+    started = time.monotonic()
+    for number in range(1, 30):
+        writer.put(Turn(key(number), "") if number % 2 else Entry(request_id=f"{number}"))
+    assert time.monotonic() - started < 0.5
+    assert key(29) in writer.find([key(29)])
+    assert not writer.find([key(1)])
+    lost = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
+    assert f"the turn {key(1).hex()}" in lost[0] or "the ledger row of 0" in lost[0]
+    sink.broken = False
+    assert writer.flush(5)
+    assert writer.healthy()
+    assert len(lost) + len(sink.written) == 30
+    assert writer.close()
+
+
+def test_only_one_put_waits_for_a_writer_that_is_stuck(caplog: pytest.LogCaptureFixture) -> None:
+    """Else a hundred requests would stand still for 0.2 s each, one after the other."""
+    sink = Sink()
+    writer = Writer(sink, limit=10_000)
+    started = time.monotonic()
+    for number in range(40):
+        writer.put(Entry(request_id=f"{number}"))
+    assert time.monotonic() - started < 0.5
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+    sink.may.set()
+    assert writer.close()
+    lost = [record for record in caplog.records if "is lost" in record.getMessage()]
+    assert len(lost) + len(sink.written) == 40
+
+
+def test_closing_on_a_dead_disk_ends_and_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """A shutdown does not wait for a disk that takes nothing."""
+    sink = Sink()
+    sink.broken = True
+    sink.may.set()
+    writer = Writer(sink)
+    writer.put(Entry())
+    writer.put(Turn(key(1), "thought"))
+    assert writer.close(5)
+    assert "closed before 2 turns and rows" in caplog.text
+    assert not writer.healthy()
+
+
+async def test_closing_twice_is_once_and_later_puts_are_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing raises after the end."""
+    store = opened(path)
+    store.put_turn(Turn(key(1), "thought"))
+    store.close()
+    store.close()
+    store.put_entry(Entry(request_id="late"))
+    assert await store.find([key(1)]) == {}
+    assert store.flush()
+    assert not store.healthy()
+    assert "the ledger row of late came after the store was closed" in caplog.text
+    assert sql(path, "SELECT count(*) FROM turns") == [(1,)]
+
+
+# Files
+
+
+def test_files_and_new_folders_are_private(tmp_path: Path) -> None:
+    """0600 and 0700, with the log and its index; a folder that was there keeps its mode."""
+    tmp_path.chmod(0o755)
+    old = os.umask(0)
+    try:
+        with closing(opened(tmp_path / "new" / "deep" / "proxy.db")) as store:
+            store.put_entry(Entry())
+            store.flush()
+            files = sorted((tmp_path / "new" / "deep").iterdir())
+            assert [file.name for file in files] == ["proxy.db", "proxy.db-shm", "proxy.db-wal"]
+            assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    finally:
+        os.umask(old)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "new" / "deep").stat().st_mode & 0o777 == 0o700
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_newer_schema_is_refused_and_kept(path: Path) -> None:
+    """The message says what to do."""
+    opened(path).close()
+    sql(path, f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"newer reasoning-proxy.*left as it is.*upgrade"):
+        opened(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["header", "page"])
+def test_a_damaged_file_is_refused_and_kept(path: Path, damage: str) -> None:
+    """The message says what to do, and nothing is thrown away."""
+    opened(path).close()
+    content = bytearray(path.read_bytes())
+    content[0 if damage == "header" else 100 : 200] = b"\xff" * 100
+    path.write_bytes(content)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"damaged.*left as it is.*move it away"):
+        opened(path)
+    assert path.read_bytes() == before
+
+
+def test_the_database_of_another_program_is_refused_and_kept(path: Path) -> None:
+    """A wrong path must not mix tables."""
+    sql(path, "CREATE TABLE notes (text)")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="another program"):
+        opened(path)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """A folder is no file, and a file no folder."""
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "proxy.db"):
+        with pytest.raises(ConfigError, match="cannot be opened"):
+            opened(path)
+
+
+async def test_memory_leaves_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does all else that a file does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with closing(open_store("memory")) as store:
+        store.put_turn(Turn(key(1), "thought"))
+        store.put_entry(Entry(backend="b", upstream_model="m", decode_tokens_per_second=2.0))
+        assert store.flush()
+        assert await store.find([key(1), key(2)]) == {key(1): Turn(key(1), "thought")}
+        assert len(store.entries()) == 1
+        assert store.recent_speeds() == {("b", "m"): 2.0}
+        assert store.healthy()
+        assert len(store.salt) == 32
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_urls_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Three slashes and a relative path, four and an absolute one; the plain word is under the state folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert sqlite_path("sqlite") == tmp_path / "reasoning-proxy" / "proxy.db"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert sqlite_path("sqlite") == tmp_path / ".local" / "state" / "reasoning-proxy" / "proxy.db"
+    assert sqlite_path("sqlite:///a/b.db") == Path("a/b.db")
+    assert sqlite_path("sqlite:////a/b.db") == Path("/a/b.db")
+    assert sqlite_path("memory") is None
+
+
+@pytest.mark.parametrize(
+    "url", ["", "sqlite://", "sqlite:///", "sqlite:///folder/", "proxy.db", "mysql://u:secret@h/d"]
+)
+def test_another_url_is_refused(url: str) -> None:
+    """The message names what is accepted, and no password."""
+    with pytest.raises(ConfigError, match=r"`sqlite`.*`sqlite:///file`.*`memory`") as caught:
+        open_store(url)
+    assert "secret" not in caught.value.message
+
+
+def test_the_store_is_what_the_protocol_promises(store: Store) -> None:
+    """The type checker compares them; this shows that it is the SQLite one."""
+    assert isinstance(store, SqliteStore)
+
+
+def test_a_quiet_store_logs_nothing(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """Ordinary work leaves no line."""
+    caplog.set_level(logging.DEBUG)
+    store.put_entry(Entry())
+    store.put_turn(Turn(key(1), "thought"))
+    store.flush()
+    assert [record for record in caplog.records if record.name.startswith("proxy")] == []
