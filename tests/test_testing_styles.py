@@ -1,0 +1,338 @@
+"""How the scripted backend writes one answer in each engine's manner."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from proxy.testing import STYLES, FakeBackend, Reply, ToolCall, answer, error
+
+TLS = ssl.create_default_context()  # made once: it is most of the cost of a client
+
+ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "What is there?"}]}
+STREAM = ASK | {"stream": True}
+WITH_USAGE = STREAM | {"stream_options": {"include_usage": True}}
+
+LIST_DIR = ToolCall("list_dir", '{"path": "/data", "deep": true}', "functions.list_dir:0")
+READ = ToolCall("read", '{"file":"ä\u2028"}', "functions.read:1")
+SAID: dict[str, dict[str, Any]] = {
+    "thought and text": {"text": "Two  files.\n\nThat is all.", "reasoning": "The tool\u2028returned two names."},
+    "text alone": {"text": "Hello."},
+    "thought and calls": {"reasoning": "I call both.", "calls": [LIST_DIR, READ]},
+    "all three": {"text": "Let me look.", "reasoning": "I call one.", "calls": [LIST_DIR]},
+    "thought alone": {"reasoning": "It took all", "finish": "length"},
+    "nothing": {},
+}
+PLAIN = [{"reasoning_content": "a"}, {"content": "b"}, {}]
+ARGUMENTS = [({"arguments": "12345678"}, None), ({"arguments": "9"}, None)]
+THOUGHT_OF_2 = {"completion_tokens_details": {"reasoning_tokens": 2}}
+
+
+@asynccontextmanager
+async def sdk(backend: FakeBackend) -> AsyncIterator[AsyncOpenAI]:
+    """The real SDK, which repeats nothing."""
+    http = openai.DefaultAsyncHttpxClient(verify=TLS)
+    async with AsyncOpenAI(base_url=backend.url, api_key="k", max_retries=0, timeout=5, http_client=http) as client:
+        yield client
+
+
+async def post(backend: FakeBackend, body: dict[str, Any] = ASK) -> httpx.Response:
+    """One request over a connection of its own."""
+    async with httpx.AsyncClient(timeout=5, verify=TLS) as client:
+        return await client.post(backend.url + "/chat/completions", json=body)
+
+
+async def chunks(backend: FakeBackend, body: dict[str, Any] = STREAM) -> list[Any]:
+    """The decoded events of a stream; `[DONE]` must be the last and is left out."""
+    *data, done = [line.removeprefix("data: ") for line in (await post(backend, body)).text.split("\n\n") if line]
+    assert done == "[DONE]"
+    return [json.loads(text) for text in data]
+
+
+async def deltas(style: str, reply: Reply) -> list[Any]:
+    """The deltas of a reply as this style writes them."""
+    async with FakeBackend(reply, style=style) as backend:
+        return [choice["delta"] for chunk in await chunks(backend) for choice in chunk["choices"]]
+
+
+def thought_of(message: Any) -> str | None:
+    """The thought of a message or delta, under either name."""
+    return getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
+
+
+async def whole_message(client: AsyncOpenAI) -> dict[str, Any]:
+    """What the SDK reads from a whole answer."""
+    completion = await client.chat.completions.create(**ASK)
+    [choice] = completion.choices
+    calls = [(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+    text, thought = choice.message.content or "", thought_of(choice.message) or ""
+    return {"text": text, "reasoning": thought, "calls": calls, "finish": choice.finish_reason}
+
+
+async def streamed_message(client: AsyncOpenAI) -> dict[str, Any]:
+    """The same, gathered from a stream."""
+    text = thought = finish = ""
+    calls: dict[int, list[str]] = {}
+    async for chunk in await client.chat.completions.create(**STREAM):
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            thought += thought_of(choice.delta) or ""
+            finish = choice.finish_reason or finish
+            for call in choice.delta.tool_calls or []:
+                got = calls.setdefault(call.index, ["", "", ""])
+                got[0] += call.id or ""
+                got[1] += (call.function and call.function.name) or ""
+                got[2] += (call.function and call.function.arguments) or ""
+    return {"text": text, "reasoning": thought, "calls": [tuple(got) for got in calls.values()], "finish": finish}
+
+
+class TestAnswers:
+    """One answer in every manner."""
+
+    @pytest.mark.parametrize("said", SAID.values(), ids=SAID)
+    @pytest.mark.parametrize("style", STYLES)
+    async def test_the_sdk_reads_the_same_message_whole_and_streamed(self, style: str, said: dict[str, Any]) -> None:
+        """Whatever the style, the openai SDK gets the scripted message both ways."""
+        calls = [(call.id, call.name, call.arguments) for call in said.get("calls", ())]
+        finish = "tool_calls" if calls else "stop"
+        wanted = {"text": "", "reasoning": "", "finish": finish} | said | {"calls": calls}
+        async with FakeBackend(answer(**said), style=style) as backend, sdk(backend) as client:
+            assert await whole_message(client) == wanted
+            assert await streamed_message(client) == wanted
+
+    @pytest.mark.parametrize("style", STYLES)
+    async def test_usage_is_the_same_whole_and_streamed(self, style: str) -> None:
+        """A stream that is asked for its usage reports what the whole answer reports, once."""
+        async with FakeBackend(answer("One two three.", reasoning="Four five."), style=style) as backend:
+            whole = (await post(backend)).json()["usage"]
+            found = [
+                usage
+                for chunk in await chunks(backend, WITH_USAGE)
+                for usage in [chunk.get("usage"), *(choice.get("usage") for choice in chunk["choices"])]
+                if usage
+            ]
+        assert found == [whole]
+        assert (whole["prompt_tokens"], whole["completion_tokens"], whole["total_tokens"]) == (3, 5, 8)
+
+    @pytest.mark.parametrize("style", STYLES)
+    async def test_usage_comes_unasked_only_from_kimi(self, style: str) -> None:
+        """Without `include_usage` a stream says nothing of usage, but Moonshot's does."""
+        async with FakeBackend(answer("One."), style=style) as backend:
+            assert ("prompt_tokens" in json.dumps(await chunks(backend))) == (style == "kimi")
+
+    @pytest.mark.parametrize("style", STYLES)
+    async def test_usage_can_be_scripted_or_left_out(self, style: str) -> None:
+        """A scripted usage goes out as it is; an empty one is none."""
+        scripted = {"prompt_tokens": 80, "completion_tokens": 12, "total_tokens": 92, "odd": None}
+        async with FakeBackend(answer("x", usage=scripted), answer("x", usage={}), style=style) as backend:
+            assert (await post(backend)).json()["usage"] == scripted
+            assert "usage" not in (await post(backend)).json()
+            assert "prompt_tokens" not in json.dumps(await chunks(backend, WITH_USAGE))
+
+    async def test_a_thought_in_the_history_is_counted(self) -> None:
+        """The prompt is larger where past thoughts came along, under either name."""
+        past = [{"role": "assistant", "content": "Hi.", "reasoning": "a b c"}, *ASK["messages"]]
+        async with FakeBackend(answer("x")) as backend:
+            assert (await post(backend, ASK | {"messages": past})).json()["usage"]["prompt_tokens"] == 7
+
+    async def test_deltas_are_words_or_so_many_characters(self) -> None:
+        """`split` cuts by characters; without it a delta is a word with the blanks after it."""
+        words, pairs = await deltas("openai", answer(" a  bc\nd")), await deltas("openai", answer("abcde", split=2))
+        assert [delta["content"] for delta in words[1:-1]] == [" ", "a  ", "bc\n", "d"]
+        assert [delta["content"] for delta in pairs[1:-1]] == ["ab", "cd", "e"]
+
+    async def test_the_thought_can_have_another_name(self) -> None:
+        """`field` overrides the name that the style has."""
+        reply = answer("x", reasoning="y", field="thinking")
+        assert {"thinking": "y"} in await deltas("openai", reply)
+        async with FakeBackend(reply) as backend:
+            assert (await post(backend)).json()["choices"][0]["message"]["thinking"] == "y"
+
+    async def test_an_empty_thought_is_not_none(self) -> None:
+        """`reasoning=""` sends the field, None does not: Kimi means something by it."""
+        assert {"reasoning_content": ""} in await deltas("kimi", answer("x", reasoning=""))
+        assert "reasoning" not in json.dumps(await deltas("kimi", answer("x")))
+
+    @pytest.mark.parametrize("style", STYLES)
+    async def test_made_ids_repeat_in_every_conversation(self, style: str) -> None:
+        """A call without an id is numbered by the calls before it in the conversation, in the engine's manner."""
+        past = {"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]}
+        body = ASK | {"messages": [*ASK["messages"], past]}
+        wanted = {"kimi": "functions.read:2", "vllm": "functions.read:2", "sglang": "read:2"}
+        async with FakeBackend(answer(calls=[ToolCall("read", "{}")]), style=style) as backend:
+            ids = [(await post(backend, body)).json()["choices"][0]["message"]["tool_calls"][0]["id"] for _ in range(2)]
+        assert ids == [wanted.get(style, "call_" + "2".zfill(24))] * 2
+
+    @pytest.mark.parametrize("style", STYLES)
+    async def test_a_complete_answer_is_no_hang_up(self, style: str) -> None:
+        """The SDK leaves at `[DONE]`; that is not too early."""
+        async with FakeBackend(answer("a b c"), style=style) as backend:
+            async with sdk(backend) as client:
+                await streamed_message(client)
+                await whole_message(client)
+            assert [await request.hung_up() for request in backend.requests] == [False, False]
+
+
+class TestManners:
+    """What each engine does differently."""
+
+    @pytest.mark.parametrize(
+        ("style", "wanted"),
+        [
+            ("openai", [{"role": "assistant", "content": ""}, *PLAIN]),
+            ("llama-server", [{"role": "assistant", "content": None}, *PLAIN]),
+            ("vllm", [{"role": "assistant", "content": ""}, {"reasoning": ""}, {"reasoning": "a"}, {"content": "b"}]),
+            (
+                "sglang",
+                [
+                    {"role": "assistant", "content": "", "reasoning_content": None},
+                    {"reasoning_content": "a"},
+                    {"content": "b", "reasoning_content": None},
+                    {"reasoning_content": None},
+                ],
+            ),
+            ("ollama", [{"role": "assistant", "content": "", "reasoning": "a"}, {"content": "b"}, {}]),
+            ("kimi", [{"role": "assistant", "content": ""}, *PLAIN]),
+        ],
+    )
+    async def test_deltas(self, style: str, wanted: list[Any]) -> None:
+        """First chunk, nulls and the last delta are the engine's own."""
+        assert await deltas(style, answer("b", reasoning="a")) == wanted
+
+    @pytest.mark.parametrize(
+        ("style", "wanted"),
+        [
+            ("openai", [({"name": "f", "arguments": ""}, "i"), *ARGUMENTS]),
+            ("llama-server", [({"name": "f", "arguments": "12345678"}, "i"), ARGUMENTS[1]]),
+            ("vllm", [({"name": "f"}, "i"), *ARGUMENTS]),
+            (
+                "sglang",
+                [
+                    ({"name": "f", "arguments": ""}, "i"),
+                    ({"name": None, "arguments": "12345678"}, None),
+                    ({"name": None, "arguments": "9"}, None),
+                ],
+            ),
+            ("ollama", [({"name": "f", "arguments": "123456789"}, "i")]),
+            ("kimi", [({"name": "f", "arguments": ""}, "i"), *ARGUMENTS]),
+        ],
+    )
+    async def test_tool_call_fragments(self, style: str, wanted: list[Any]) -> None:
+        """A call is cut as the engine cuts it."""
+        reply = answer(calls=[ToolCall("f", "123456789", "i")])
+        fragments = [part for delta in await deltas(style, reply) for part in delta.get("tool_calls", [])]
+        assert [(part["function"], part.get("id")) for part in fragments] == wanted
+        assert all("id" in part for part in fragments) == (style in ("sglang", "ollama"))
+
+    async def test_llama_server_tells_its_speed_unasked_in_its_own_order(self) -> None:
+        """`timings` sit on the last JSON chunk, with or without usage, and agree with the usage."""
+        async with FakeBackend(answer("a b", reasoning="c"), style="llama-server") as backend:
+            plain, asked = await chunks(backend), await chunks(backend, WITH_USAGE)
+            whole = (await post(backend)).json()
+        assert [index for index, chunk in enumerate(plain) if "timings" in chunk] == [len(plain) - 1]
+        assert [index for index, chunk in enumerate(asked) if "timings" in chunk] == [len(asked) - 1]
+        assert list(plain[1])[:2] == ["choices", "created"]
+        assert list(asked[-1]) == [*plain[1], "usage", "timings"]
+        assert plain[-1]["timings"] == asked[-1]["timings"] == whole["timings"]
+        assert (whole["timings"]["prompt_n"], whole["timings"]["predicted_n"]) == (3, 3)
+
+    async def test_vllm_finishes_with_the_last_delta(self) -> None:
+        """The finish chunk of vLLM carries text."""
+        async with FakeBackend(answer("a b"), style="vllm") as backend:
+            choice = (await chunks(backend))[-1]["choices"][0]
+        assert choice == {"index": 0, "delta": {"content": "b"}, "finish_reason": "stop", "stop_reason": None}
+
+    async def test_openai_announces_the_usage_with_nulls(self) -> None:
+        """Every chunk before the usage has `usage: null`, if it was asked for."""
+        async with FakeBackend(answer("a")) as backend:
+            assert [chunk["usage"] is None for chunk in await chunks(backend, WITH_USAGE)] == [True, True, True, False]
+            assert not any("usage" in chunk for chunk in await chunks(backend))
+
+    @pytest.mark.parametrize(
+        ("style", "reasoning", "cached"),
+        [
+            ("openai", THOUGHT_OF_2, {"prompt_tokens_details": {"cached_tokens": 0}}),
+            ("llama-server", {}, {"prompt_tokens_details": {"cached_tokens": 0}}),
+            ("vllm", THOUGHT_OF_2, {}),
+            ("sglang", {"reasoning_tokens": 2}, {"prompt_tokens_details": None}),
+            ("ollama", {}, {}),
+            ("kimi", THOUGHT_OF_2, {"cached_tokens": 0}),
+        ],
+    )
+    async def test_usage_details(self, style: str, reasoning: dict[str, Any], cached: dict[str, Any]) -> None:
+        """The thought and the cache are counted in the engine's own place, or not at all."""
+        counts = {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+        async with FakeBackend(answer("a", reasoning="b c"), style=style) as backend:
+            assert (await post(backend)).json()["usage"] == counts | reasoning | cached
+
+    @pytest.mark.parametrize(
+        ("style", "thought", "calls"),
+        [
+            ("openai", "", None),
+            ("llama-server", "", None),
+            ("vllm", None, None),
+            ("sglang", None, None),
+            ("ollama", "", ""),
+            ("kimi", "", ""),
+        ],
+    )
+    async def test_content_without_text(self, style: str, thought: str | None, calls: str | None) -> None:
+        """Beside a thought alone, and beside calls, content is null or empty."""
+        replies = answer(reasoning="b", finish="length"), answer(calls=[LIST_DIR])
+        async with FakeBackend(*replies, style=style) as backend:
+            found = [(await post(backend)).json()["choices"][0]["message"]["content"] for _ in replies]
+        assert found == [thought, calls]
+
+    @pytest.mark.parametrize("style", STYLES)
+    async def test_an_error_has_the_shape_of_the_engine(self, style: str) -> None:
+        """The SDK raises its own exception with the scripted message."""
+        shapes = {
+            "llama-server": {"error": {"code": 400, "message": "no", "type": "invalid_request_error"}},
+            "vllm": {"error": {"message": "no", "type": "invalid_request_error", "param": None, "code": 400}},
+            "sglang": {"object": "error", "message": "no", "type": "invalid_request_error", "param": None, "code": 400},
+            "kimi": {"error": {"type": "invalid_request_error", "message": "no"}},
+        }
+        plain = {"error": {"message": "no", "type": "invalid_request_error", "param": None, "code": None}}
+        async with FakeBackend(error(400, "no"), style=style) as backend, sdk(backend) as client:
+            assert (await post(backend)).json() == shapes.get(style, plain)
+            with pytest.raises(openai.BadRequestError, match="no"):
+                await client.chat.completions.create(**ASK)
+
+    async def test_side_doors_tell_the_engine(self) -> None:
+        """Health, models and the engine's own paths answer GET; every other path is a 404."""
+        wanted = {
+            "llama-server": {"/v1/health", "/props", "/models"},
+            "vllm": {"/version"},
+            "sglang": {"/model_info", "/server_info"},
+            "ollama": {"/", "/api/version", "/api/tags"},
+        }
+        own = set[str]().union(*wanted.values())
+        for style in STYLES:
+            async with (
+                FakeBackend(style=style, model="kimi-k3", context=4096) as backend,
+                httpx.AsyncClient(verify=TLS) as client,
+            ):
+                base = backend.url.removesuffix("/v1")
+                paths = [*own, "/health", "/v1/models", "/v1/models/kimi-k3", "/x"]
+                got = {path: await client.get(base + path) for path in paths}
+                assert got["/health"].is_success == (style != "ollama")
+                assert {path for path in own if got[path].is_success} == wanted.get(style, set())
+                assert got["/v1/models"].json()["data"][0] == got["/v1/models/kimi-k3"].json()
+                assert got["/x"].status_code == 404
+                assert ("llama.cpp" in got["/x"].headers.get("server", "")) == (style == "llama-server")
+                assert (backend.requests, len(backend.others)) == ([], len(got))
+
+    async def test_llama_server_shows_its_window_and_template(self) -> None:
+        """`/props` has what tells a K3 template from others."""
+        async with FakeBackend(style="llama-server", context=4096) as backend, httpx.AsyncClient(verify=TLS) as client:
+            props = (await client.get(backend.url.replace("/v1", "/props"))).json()
+        assert props["default_generation_settings"]["n_ctx"] == 4096
+        assert "thinking_effort" in props["chat_template"]
