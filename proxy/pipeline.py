@@ -1,0 +1,230 @@
+"""From a call to a reply. `Pipeline._chat` is the product in one function; everything else serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from proxy import config, families, headers, history, normalise, policy, relay, render
+from proxy.backends import Backend, Backends
+from proxy.callers import Caller, Callers
+from proxy.errors import ModelNotFound, NotFound, ProxyError, UpstreamError, UpstreamTimeout
+from proxy.messages import Call, Reply
+from proxy.record import Record, shown_headers
+from proxy.store import Store, open_store
+
+log = logging.getLogger(__name__)
+
+_CHAT = "/chat/completions"
+_HOP_BY_HOP = frozenset(
+    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"}
+    | {"upgrade", "content-length", "content-type", "x-request-id"}
+)
+"""Headers of one connection, and those that are written anew for the next."""
+_NOT_FORWARDED = _HOP_BY_HOP | {"host", "accept-encoding", "expect", "cookie", "origin", "referer"}
+"""A browser's cookies and origin belong to the proxy's own host."""
+_NOT_RETURNED = _HOP_BY_HOP | {"content-encoding", "server", "date", "set-cookie", "cache-control"}
+_NOT_RETURNED |= {"access-control-allow-origin", "x-accel-buffering"}
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+MODELS_SECONDS = 10.0
+"""How long a list of models may take; it is asked of every backend."""
+
+
+class Pipeline:
+    """The neutral core behind both doors. Needs a running event loop; `aclose` ends it."""
+
+    def __init__(self, settings: config.Settings, store: Store) -> None:
+        self.settings = settings
+        self.store = store
+        self.backends = Backends(settings, families.load(settings.families))
+        self._callers = Callers(settings, store.salt)
+
+    @classmethod
+    def open(cls, settings: config.Settings) -> Pipeline:
+        """A pipeline with its store open and its backends being looked at."""
+        pipeline = cls(settings, open_store(settings.store.url, settings.store.ledger_jsonl))
+        pipeline.backends.start(pipeline.store.recent_speeds())
+        return pipeline
+
+    async def handle(self, call: Call) -> Reply:
+        """Answer a call. Errors of the caller and of backends come back as replies; nothing is raised for them."""
+        request_id = "req_" + os.urandom(12).hex()
+        path = call.path.removeprefix("/v1")
+        kind = "chat" if path == _CHAT else "passthrough"
+        record = Record(self.store, call, request_id, kind)
+        try:
+            reply = await self._routed(call, path, record)
+        except ProxyError as error:
+            record.failed(error)
+            reply = Reply(error.status, [relay.JSON, *error.headers.items()], error.body())
+        except BaseException as error:
+            record.failed(error)
+            raise
+        reply.headers.append(("x-request-id", request_id))
+        theirs = call.headers.get("x-request-id", "")
+        if _REQUEST_ID.fullmatch(theirs):
+            reply.headers.append(("x-client-request-id", theirs))
+        return reply
+
+    async def _routed(self, call: Call, path: str, record: Record) -> Reply:
+        if path == _CHAT:
+            if call.method != "POST":
+                raise NotFound(f"{call.method} {call.path} does not exist; use POST")
+            return await self._chat(call, record)
+        if call.method == "GET" and (path == "/models" or path.startswith("/models/")):
+            return await self._models(call, path, record)
+        if call.path.startswith("/v1/") and ".." not in unquote(path):
+            return await self._pass_through(call, path, record)
+        raise NotFound(f"there is nothing at {call.path}; the API is at /v1")
+
+    async def _chat(self, call: Call, record: Record) -> Reply:
+        """Normalise; pick a backend; decide; put back; say it in the backend's words; send it; pass on the answer."""
+        caller = self._caller(call, record)
+        request = normalise.read(call.body)
+        record.entry.model, record.entry.stream = request.model, request.stream
+
+        route = self.backends.route(request.model)
+        await route.backend.known()
+        scope = history.scope(self.store.salt, caller.credential, caller.end_user, route.family.name)
+        chain = history.Chain(request.messages, scope)
+        turns = await self.store.find(list(chain.keys.values()))
+
+        facts = route.backend.facts(route.upstream_model, route.family, history.conversation_effort(chain, turns))
+        plan = policy.decide(request, facts, self.settings.policy)
+        plan = history.restore(plan, chain, turns, self.settings.history)
+        dialect = route.backend.dialect
+        body = dialect.encode(plan)
+        record.planned(plan, chain, route)
+
+        answer = await route.backend.send("POST", _CHAT, _upstream_headers(call.headers), body, query=call.query)
+        record.answered(answer.status)
+        view = render.View(caller.shown, include_usage=request.include_usage)
+        told = [*_returned(answer.headers), *headers.of_plan(plan)]
+        if answer.status >= 400:
+            more, error = await relay.refused(answer, record)
+            return Reply(answer.status, told + more, error)
+        if request.stream:
+            relay.expect(answer, "text/event-stream")
+            return Reply(answer.status, told + relay.STREAM_HEADERS, relay.Stream(answer, dialect, view, record))
+        event = await relay.whole(answer, dialect, record)
+        return Reply(answer.status, [*told, relay.JSON, *shown_headers(record).items()], view.whole(event))
+
+    def _caller(self, call: Call, record: Record) -> Caller:
+        record.hide(call.headers.get("authorization", "").removeprefix("Bearer "))
+        caller = self._callers.of(call.headers)
+        record.caller(caller)
+        return caller
+
+    async def _models(self, call: Call, path: str, record: Record) -> Reply:
+        self._caller(call, record)
+        rows = {
+            name: _model_row(name, alias.backend or self.backends.first.name)
+            for name, alias in self.settings.models.items()
+        }
+        trouble: ProxyError | None = None
+        for backend in self.backends.by_name.values():
+            try:
+                served = await self._served(backend, call.headers)
+            except ProxyError as error:
+                log.warning("%s", error.message)
+                trouble = error
+                served = [_model_row(name, backend.name) for name in backend.models]
+            for row in served:
+                rows.setdefault(row["id"], row)
+        if trouble and not rows:
+            raise trouble
+        record.entry.status = 200
+        name = unquote(path.removeprefix("/models").strip("/"))
+        if name and name not in rows:
+            raise ModelNotFound(f"there is no model {name!r} here; GET /v1/models lists them", param="model")
+        record.finish("ok")
+        found = rows[name] if name else {"object": "list", "data": list(rows.values())}
+        return Reply(200, [relay.JSON], msgspec.json.encode(found))
+
+    async def _served(self, backend: Backend, incoming: Mapping[str, str]) -> list[dict[str, Any]]:
+        """What a backend serves: configured names, else its own list, asked with the caller's key if need be."""
+        if backend.settings.models:
+            return [_model_row(name, backend.name) for name in backend.settings.models]
+        try:
+            async with asyncio.timeout(MODELS_SECONDS):
+                answer = await backend.send("GET", "/models", _upstream_headers(incoming), b"")
+                body = await answer.read()
+        except TimeoutError:
+            raise UpstreamTimeout(f"backend {backend.name} does not tell its models") from None
+        if answer.status != 200:
+            reason = relay.error_fields(body, answer.status)[0]
+            raise UpstreamError(f"backend {backend.name} does not tell its models: {reason}")
+        try:
+            rows = msgspec.json.decode(body)["data"]
+            return [row for row in rows if isinstance(row["id"], str)]
+        except (msgspec.DecodeError, LookupError, TypeError):
+            raise UpstreamError(f"backend {backend.name} sent a list of models that cannot be read") from None
+
+    async def _pass_through(self, call: Call, path: str, record: Record) -> Reply:
+        """Any other path of the API: unchanged, streamed, and with a row of its own."""
+        self._caller(call, record)
+        backend = self._backend_for(call.body, record)
+        record.hide(backend.settings.key)
+        record.entry.backend, record.entry.engine = backend.name, backend.engine
+        sent = _upstream_headers(call.headers)
+        for name in ("accept-encoding", "content-type"):
+            if name in call.headers:
+                sent[name] = call.headers[name]
+        record.entry.attempts = 1
+        answer = await backend.send(call.method, path, sent, call.body, query=call.query)
+        record.answered(answer.status)
+        told = [("x-proxy-backend", backend.name), *_returned(answer.headers)]
+        kept = ("content-type", "content-encoding", "cache-control")
+        told += [(name, answer.headers[name]) for name in kept if name in answer.headers]
+        return Reply(answer.status, told, relay.Raw(answer, record))
+
+    def _backend_for(self, body: bytes, record: Record) -> Backend:
+        """By the `model` of a JSON body, else the first backend."""
+        try:
+            model = msgspec.json.decode(body).get("model")
+        except (msgspec.DecodeError, AttributeError, RecursionError, UnicodeDecodeError):
+            return self.backends.first
+        if not isinstance(model, str):
+            return self.backends.first
+        record.entry.model = model
+        return self.backends.route(model).backend
+
+    async def ready(self) -> str | None:
+        """None when requests can be served, else what is wrong."""
+        if not self.store.healthy():
+            return "the store cannot be written"
+        if not any(backend.answered for backend in self.backends.by_name.values()):
+            for backend in self.backends.by_name.values():
+                backend.start_probe()
+            return "no backend has answered yet"
+        return None
+
+    async def aclose(self) -> None:
+        await self.backends.aclose()
+        self.store.close()
+
+
+def _upstream_headers(incoming: Mapping[str, str]) -> dict[str, str]:
+    """What a backend is sent: the client's own headers, less those of the connection and of the browser."""
+    kept = {
+        name: value
+        for name, value in incoming.items()
+        if name not in _NOT_FORWARDED and not name.startswith(("x-proxy-", "sec-"))
+    }
+    return {**kept, "accept-encoding": "identity", "content-type": "application/json"}
+
+
+def _returned(found: Mapping[str, str]) -> list[tuple[str, str]]:
+    """A backend's headers that mean something to the client, such as rate limits and trace ids."""
+    return [(name, value) for name, value in found.items() if name.lower() not in _NOT_RETURNED]
+
+
+def _model_row(name: str, backend: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": backend}

@@ -1,0 +1,211 @@
+"""The account of one request: from its first moment to its ledger row and its stored turns, written exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from proxy import prices, tokens
+from proxy.backends import Route
+from proxy.callers import Caller
+from proxy.errors import ProxyError, RequestError, UpstreamUnreachable
+from proxy.fold import Fold
+from proxy.history import Chain
+from proxy.messages import Call, Entry, Event, Plan, Turn, Usage
+from proxy.store import Store
+
+_LEAST_SECRET = 6
+_LEAST_SPAN = 0.1
+"""Seconds; a whole answer that arrives in fewer came out of a buffer, and its pace says nothing."""
+_CHOSEN_BY_DEFAULT = frozenset({"auto", "slow-backend", "default", "conversation"})
+
+
+class Record:
+    """Collects what happens to a request. `finish` is synchronous: after a disconnect every await is cancelled."""
+
+    def __init__(self, store: Store, call: Call, request_id: str, kind: str) -> None:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        self.entry = Entry(ts=now, request_id=request_id, endpoint=call.path, kind=kind)
+        self.fold = Fold()
+        self._store = store
+        self._started = time.monotonic()
+        self._span = _Span()
+        self._finished = False
+        self._secrets: list[str] = []
+        self._plan: Plan | None = None
+        self._chain: Chain | None = None
+        self._route: Route | None = None
+
+    def hide(self, *secrets: str | None) -> None:
+        """Keys that must not stand in a row, whoever quotes them."""
+        self._secrets += [secret for secret in secrets if secret and len(secret) >= _LEAST_SECRET]
+
+    def safe(self, text: str) -> str:
+        """`text` without the keys."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+    def caller(self, caller: Caller) -> None:
+        """Who asked."""
+        entry = self.entry
+        entry.client, entry.end_user, entry.conversation = caller.client, caller.end_user, caller.conversation
+
+    def planned(self, plan: Plan, chain: Chain, route: Route) -> None:
+        """What was decided, before it is sent."""
+        self._plan, self._chain, self._route = plan, chain, route
+        self.hide(route.backend.settings.key)
+        entry, request, facts, counts = self.entry, plan.request, plan.facts, plan.history
+        entry.kind, entry.stream, entry.attempts = plan.kind, request.stream, 1
+        entry.model, entry.upstream_model = request.model, facts.upstream_model
+        entry.backend, entry.engine, entry.family = facts.backend, facts.engine, facts.family.name
+        entry.effort_asked = request.effort.word if request.effort else None
+        entry.effort_sent, entry.effort_reason = plan.effort, plan.effort_reason
+        entry.max_tokens_asked, entry.max_tokens_sent = request.max_tokens, plan.max_tokens
+        entry.thinking_budget_sent = plan.thinking_budget
+        entry.turns_present, entry.turns_restored = counts.present, counts.restored
+        entry.turns_missing, entry.turns_filled, entry.turns_dropped = counts.missing, counts.filled, counts.dropped
+        entry.decisions = list(dict.fromkeys(decision.rule for decision in plan.decisions))
+
+    def answered(self, status: int) -> None:
+        """The backend's headers are there."""
+        self.entry.status = status
+        self.entry.first_byte_ms = self._elapsed()
+
+    def event(self, event: Event) -> None:
+        """One event of a stream: what it says, and when."""
+        self.fold.add(event)
+        entry = self.entry
+        for part in event.parts:
+            if part.reasoning and entry.first_reasoning_ms is None:
+                entry.first_reasoning_ms = self._elapsed()
+            if (part.text or part.calls) and entry.first_visible_ms is None:
+                entry.first_visible_ms = self._elapsed()
+            if part.reasoning or part.text or part.calls:
+                self._span.note(time.monotonic())
+
+    def failed(self, error: BaseException) -> None:
+        """The request ended with an error, ours or the backend's."""
+        if isinstance(error, ProxyError):
+            self.entry.status = error.status
+            self.entry.error = self.safe(error.message)
+        if isinstance(error, RequestError):
+            self.finish("rejected")
+        elif isinstance(error, UpstreamUnreachable):
+            self.finish("upstream_unreachable")
+        else:
+            self.finish("upstream_error" if isinstance(error, ProxyError) else "client_disconnected")
+
+    def finish(self, outcome: str | None = None) -> None:
+        """Write the row; without an outcome the answer is complete, is judged by what it says, and is remembered."""
+        if self._finished:
+            return
+        self._finished = True
+        entry, fold = self.entry, self.fold
+        entry.duration_ms = self._elapsed()
+        usage = fold.reported()
+        entry.prompt_tokens, entry.cached_tokens = usage.prompt, usage.cached
+        entry.completion_tokens, entry.reported_reasoning_tokens = usage.completion, usage.reasoning
+        self._speeds(usage)
+        if outcome is None:
+            entry.outcome, entry.finish_reason = fold.outcome, fold.finish
+            if fold.empty and entry.kind != "passthrough":
+                entry.flags.append("empty_turn")
+            self._remember()
+        else:
+            entry.outcome = outcome
+        price = self._route.price if self._route else None
+        self._store.put_entry(entry, _Counting(fold, usage, price))
+
+    def cost(self) -> str | None:
+        """What the answer cost as far as its usage is reported, for a response header."""
+        if self._route is None or self._route.price is None:
+            return None
+        cost = prices.cost(self.fold.reported(), self._route.price)
+        return None if cost is None else format(cost, "f")
+
+    def _remember(self) -> None:
+        """Keep the finished turns, so that they are found before the client can ask for them."""
+        if self._plan is None or self._chain is None:
+            return
+        reason = self._plan.effort_reason
+        effort = (self._plan.effort or "") if reason in _CHOSEN_BY_DEFAULT and self._plan.kind == "chat" else None
+        for choice, reasoning, text in self.fold.answers():
+            if choice.shows:
+                self._store.put_turn(Turn(self._chain.answer(text, choice.tool_calls), reasoning, effort))
+
+    def _speeds(self, usage: Usage) -> None:
+        """The engine's own figures, else the stream's pace from the first token to the last."""
+        timings, entry = self.fold.timings, self.entry
+        entry.prefill_tokens_per_second = _positive(timings.get("prompt_per_second"))
+        count = usage.completion or self._span.count
+        decode = _positive(timings.get("predicted_per_second")) or self._span.pace(count)
+        entry.decode_tokens_per_second = decode
+        if decode is not None and self._route is not None:
+            self._route.backend.note_speed(self._route.upstream_model, decode, count)
+
+    def _elapsed(self) -> int:
+        return round((time.monotonic() - self._started) * 1000)
+
+
+@dataclass(slots=True)
+class _Span:
+    """When tokens came: the first moment, the last, and how many pieces."""
+
+    first: float = 0.0
+    last: float = 0.0
+    count: int = 0
+
+    def note(self, now: float) -> None:
+        if not self.count:
+            self.first = now
+        self.last = now
+        self.count += 1
+
+    def pace(self, tokens: int) -> float | None:
+        """Tokens a second; None where everything came at once."""
+        seconds = self.last - self.first
+        return round((tokens - 1) / seconds, 3) if seconds >= _LEAST_SPAN and tokens > 1 else None
+
+
+class _Counting:
+    """Completes a row in the recorder's thread: counting takes time in proportion to the texts."""
+
+    def __init__(self, fold: Fold, usage: Usage, price: prices.Price | None) -> None:
+        self._fold = fold
+        self._usage = usage
+        self._price = price
+
+    def __call__(self, entry: Entry) -> None:
+        thought, said = self._fold.reasoning_text, self._fold.visible_text
+        completion, reported = self._usage.completion, self._usage.reasoning
+        if completion is None and not (thought or said):
+            return
+        if completion is None:
+            entry.completion_tokens = completion = tokens.count(thought) + tokens.count(said)
+        # A zero beside a visible thought means that the engine does not count (vLLM with some parsers).
+        if reported is not None and reported <= completion and (reported or not thought):
+            entry.reasoning_tokens, entry.reasoning_source = reported, "reported"
+        else:
+            entry.reasoning_tokens, _ = tokens.split(completion, thought, said)
+            entry.reasoning_source = "estimated"
+        entry.visible_tokens = completion - entry.reasoning_tokens
+        if self._price is not None:
+            usage = Usage(entry.prompt_tokens, entry.cached_tokens, completion)
+            cost = prices.cost(usage, self._price)
+            entry.cost_usd = None if cost is None else format(cost, "f")
+            entry.price_source = "config" if cost is not None else None
+
+
+def _positive(value: object) -> float | None:
+    return round(float(value), 3) if isinstance(value, int | float) and value > 0 else None
+
+
+def shown_headers(record: Record) -> Mapping[str, str]:
+    """The headers that only a complete answer can have."""
+    found = {"x-proxy-outcome": record.entry.outcome}
+    if (cost := record.cost()) is not None:
+        found["x-proxy-cost-usd"] = cost
+    return found

@@ -1,0 +1,159 @@
+"""A backend's answer on its way to the client: streamed event by event, whole, raw, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from proxy import render, sse
+from proxy.backends import Answer
+from proxy.dialects import Dialect
+from proxy.errors import ProxyError, UpstreamError, error_body
+from proxy.messages import Event
+from proxy.record import Record
+
+JSON = ("content-type", "application/json")
+STREAM_HEADERS = [
+    ("content-type", "text/event-stream"),
+    ("cache-control", "no-cache"),
+    ("x-accel-buffering", "no"),  # nginx holds streams back otherwise
+]
+
+
+class Stream:
+    """A chat answer on its way to the client: read, counted, shown, recorded. Its holder closes it."""
+
+    def __init__(self, answer: Answer, dialect: Dialect, view: render.View, record: Record) -> None:
+        self._answer = answer
+        self._dialect = dialect
+        self._view = view
+        self._record = record
+        self._pieces = self._run()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._pieces
+
+    async def _run(self) -> AsyncIterator[bytes]:
+        codec = sse.Decoder()
+        try:
+            async for data in self._answer.chunks():
+                piece, ended = self._take(codec.feed(data))
+                if piece:
+                    yield piece
+                if ended:
+                    return
+            piece, ended = self._take(codec.end())
+            yield piece if ended else piece + self._end()
+        except ProxyError as error:
+            self._record.failed(error)
+            yield render.failure(error.message, error.type, error.code)
+
+    def _take(self, payloads: list[bytes]) -> tuple[bytes, bool]:
+        """What the client gets of events that came together, and whether the stream is over."""
+        pieces: list[bytes] = []
+        for payload in payloads:
+            if payload == sse.DONE:
+                return b"".join([*pieces, self._complete()]), True
+            event = self._dialect.decode(payload)
+            self._record.event(event)
+            if event.error is not None:
+                return b"".join([*pieces, self._broken(event)]), True
+            pieces.append(self._view.event(event))
+        return b"".join(pieces), False
+
+    def _complete(self) -> bytes:
+        """The row and the turns are there before `[DONE]` leaves: agents answer within milliseconds."""
+        self._record.finish()
+        return self._view.close(self._record.fold)
+
+    def _end(self) -> bytes:
+        """The backend closed without `[DONE]`: complete if every choice has its finish, else broken."""
+        choices = self._record.fold.choices.values()
+        if choices and all(choice.finish for choice in choices):
+            return self._complete()
+        raise UpstreamError("the backend ended the stream in the middle of the answer")
+
+    def _broken(self, event: Event) -> bytes:
+        error = event.error or {}
+        message = self._record.safe(str(error.get("message") or "the backend reported an error without a message"))
+        self._record.failed(UpstreamError(message))
+        kind = error.get("type")
+        return render.failure(message, kind if isinstance(kind, str) else "upstream_error", error.get("code"))
+
+    async def aclose(self) -> None:
+        self._record.finish("client_disconnected")
+        await self._answer.aclose()
+
+
+class Raw:
+    """A body that passes through as it stands on the wire."""
+
+    def __init__(self, answer: Answer, record: Record) -> None:
+        self._answer = answer
+        self._record = record
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._answer.raw_chunks():
+                yield chunk
+        except ProxyError as error:
+            self._record.failed(error)
+            raise
+        self._record.finish("ok" if self._answer.status < 400 else "upstream_error")
+
+    async def aclose(self) -> None:
+        self._record.finish("client_disconnected")
+        await self._answer.aclose()
+
+
+async def whole(answer: Answer, dialect: Dialect, record: Record) -> Event:
+    """A complete answer as one event; recorded before it leaves."""
+    try:
+        expect(answer, "application/json")
+        event = dialect.decode(await answer.read(), whole=True)
+    finally:
+        await answer.aclose()
+    record.fold.add(event)
+    if event.error is not None:
+        message = event.error.get("message")
+        raise UpstreamError(f"the backend answered with an error: {message or event.error}")
+    record.finish()
+    return event
+
+
+async def refused(answer: Answer, record: Record) -> tuple[list[tuple[str, str]], bytes]:
+    """A backend's own error: its words in OpenAI's shape, with the headers that go along."""
+    try:
+        body = await answer.read()
+    finally:
+        await answer.aclose()
+    message, kind, param, code = error_fields(body, answer.status)
+    message = record.entry.error = record.safe(message)
+    record.finish("upstream_error")
+    # 503 and 429 come before any work; every other 5xx may have cost tokens, and llama-server says 500 for mistakes
+    # of the caller, which the openai SDK would send three times.
+    if answer.status >= 500 and answer.status != 503:
+        return [JSON, ("x-should-retry", "false")], error_body(message, kind, code, param)
+    return [JSON], error_body(message, kind, code, param)
+
+
+def error_fields(body: bytes, status: int) -> tuple[str, str | None, object, object]:
+    """(message, type, param, code) from the shapes that engines use: nested, flat, a bare text, or no JSON at all."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = body.decode("utf-8", "replace").strip()[:2000]
+    if isinstance(found, dict) and found.get("error"):
+        found = found["error"]
+    if not isinstance(found, dict):
+        return str(found or f"the backend answered {status} without a body"), "upstream_error", None, status
+    message = found.get("message") or msgspec.json.encode(found).decode()
+    kind = found.get("type")
+    return str(message), kind if isinstance(kind, str) else "upstream_error", found.get("param"), found.get("code")
+
+
+def expect(answer: Answer, kind: str) -> None:
+    """Raise UpstreamError where the body is not of this media type; a missing type is forgiven."""
+    if answer.kind not in (kind, ""):
+        raise UpstreamError(f"the backend answered with {answer.kind} where {kind} was expected")

@@ -1,0 +1,113 @@
+"""The library door: a transport for the HTTP client inside an SDK, running the same pipeline in this process.
+
+One class serves both `httpx` and `httpx2`: it answers with the response class of the library that the request is of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from proxy import config
+from proxy.messages import Body, Call, Reply
+from proxy.pipeline import Pipeline
+
+
+class AsyncTransport:
+    """Give it to `httpx.AsyncClient(transport=…)` or `httpx2.AsyncClient(transport=…)`.
+
+    Either a whole configuration (`config`) or one backend's URL. Rows and turns go to the store that the configuration
+    names; with `backend` alone they stay in memory. Errors come back as HTTP responses, so that an SDK raises its own.
+    """
+
+    def __init__(
+        self,
+        config: config.Settings | None = None,
+        *,
+        backend: str | None = None,
+        engine: str = "auto",
+        family: str = "auto",
+    ) -> None:
+        if (config is None) == (backend is None):
+            raise ValueError("give either `config` or `backend`")
+        self._settings = config or _settings_for(str(backend), engine, family)
+        self._pipeline: Pipeline | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def from_config(cls, path: str | Path) -> AsyncTransport:
+        """A transport with the settings of a file. Raises ConfigError."""
+        return cls(config.load(Path(path)))
+
+    @property
+    def ledger(self) -> Sequence[dict[str, Any]]:
+        """The ledger rows of this process, oldest first, under their public names."""
+        return self._open().store.entries(own=True)
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Answer a request of either library with a response of the same library."""
+        library = importlib.import_module(type(request).__module__.partition(".")[0])
+        call = Call(
+            method=request.method,
+            path=request.url.raw_path.partition(b"?")[0].decode("ascii"),
+            headers={name.lower(): value for name, value in request.headers.items()},
+            body=await request.aread(),
+            query=request.url.query.decode("ascii"),
+        )
+        reply = await self._open().handle(call)
+        return _response(library, reply, request)
+
+    def _open(self) -> Pipeline:
+        if self._pipeline is None:
+            self._pipeline = Pipeline.open(self._settings)
+        return self._pipeline
+
+    async def aclose(self) -> None:
+        """Close the connections and write what is queued."""
+        if self._pipeline is not None:
+            await self._pipeline.aclose()
+            self._pipeline = None
+
+    async def __aenter__(self) -> AsyncTransport:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+
+def _settings_for(backend: str, engine: str, family: str) -> config.Settings:
+    return config.load(
+        overrides={
+            "backends": {"default": {"url": backend, "engine": engine, "family": family}},
+            "store": {"url": "memory"},
+        },
+        environ={},
+        read_file=False,
+    )
+
+
+def _response(library: Any, reply: Reply, request: Any) -> Any:
+    if isinstance(reply.body, bytes):
+        return library.Response(reply.status, headers=reply.headers, content=reply.body, request=request)
+    stream = _stream_class(library)(reply.body)
+    return library.Response(reply.status, headers=reply.headers, stream=stream, request=request)
+
+
+def _stream_class(library: Any) -> Any:
+    """Both libraries insist on their own base class for a streamed body."""
+
+    class _Stream(library.AsyncByteStream):  # type: ignore[misc]  # a base that is only known at run time
+        def __init__(self, body: Body) -> None:
+            self._body = body
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async for piece in self._body:
+                yield piece
+
+        async def aclose(self) -> None:
+            await self._body.aclose()
+
+    return _Stream

@@ -1,0 +1,397 @@
+"""The whole way: a client, the served proxy, and a scripted backend, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+
+import httpx
+import pytest
+from running import events, serving, settings
+
+from proxy.testing import FakeBackend, ToolCall, answer, document, error
+from proxy.testing import events as script
+
+USER = {"role": "user", "content": "hi"}
+SAID = {"role": "assistant", "content": "Two files."}
+MORE = {"role": "user", "content": "more"}
+THOUGHT = answer("Two files.", reasoning=" Two names\u2028came.\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("style", ["llama-server", "vllm", "sglang", "ollama", "kimi"])
+async def test_a_dropped_thought_goes_back_byte_for_byte(style, stream):
+    """The promise of the product, for every engine's way of writing, streamed and not."""
+    async with FakeBackend(THOUGHT, style=style) as backend, serving(settings(backend.url, engine=style)) as proxy:
+        first = await proxy.chat(USER, stream=stream)
+        assert first.status_code == 200
+        second = await proxy.chat(USER, SAID, MORE, stream=stream)
+        message = backend.requests[-1].body["messages"][1]
+        name = "reasoning" if style == "ollama" else "reasoning_content"
+        assert message == {**SAID, name: " Two names\u2028came.\n"}
+        assert second.headers["x-proxy-history"] == "present=0; restored=1; missing=0; filled=0; dropped=0"
+        assert second.headers["x-proxy-decisions"] == "restore"
+        row = (await proxy.rows(2))[1]
+        assert (row["turns_restored"], row["turns_missing"], row["stream"]) == (1, 0, stream)
+
+
+async def test_a_tool_turn_gets_its_thought_back_and_keeps_its_bytes():
+    """Arguments, ids and tool schemas leave as the client wrote them."""
+    call = {
+        "id": "functions.ls:0",
+        "type": "function",
+        "function": {"name": "ls", "arguments": '{"b":1, "a":"\\u00e9"}'},
+    }
+    reply = answer(reasoning="I call.", calls=[ToolCall("ls", '{"b":1, "a":"\\u00e9"}', "functions.ls:0")])
+    async with FakeBackend(reply) as backend, serving(settings(backend.url)) as proxy:
+        tools = [{"function": {"parameters": {"type": "object"}, "name": "ls"}, "type": "function"}]
+        first = (await proxy.chat(USER, tools=tools)).json()["choices"][0]["message"]
+        assert first["tool_calls"][0]["function"]["arguments"] == '{"b":1, "a":"\\u00e9"}'
+        assistant = {"role": "assistant", "content": None, "tool_calls": [call]}
+        await proxy.chat(
+            USER, assistant, {"role": "tool", "tool_call_id": "functions.ls:0", "content": "-"}, tools=tools
+        )
+        sent = backend.requests[-1].body
+        assert sent["messages"][1] == {**assistant, "reasoning_content": "I call."}
+        assert sent["tools"] == tools
+
+
+async def test_another_clients_turns_stay_its_own():
+    """The same words under another key are not restored."""
+    async with FakeBackend(THOUGHT) as backend, serving(settings(backend.url)) as proxy:
+        await proxy.chat(USER, headers={"authorization": "Bearer anna"})
+        await proxy.chat(USER, SAID, MORE, headers={"authorization": "Bearer ben"})
+        assert backend.requests[-1].body["messages"][1] == SAID
+        await proxy.chat(USER, SAID, MORE, headers={"authorization": "Bearer anna", "x-openwebui-user-id": "7"})
+        assert backend.requests[-1].body["messages"][1] == SAID
+        await proxy.chat(USER, SAID, MORE, headers={"authorization": "Bearer anna"})
+        assert "reasoning_content" in backend.requests[-1].body["messages"][1]
+
+
+async def test_a_growing_conversation_is_an_exact_prefix():
+    """Upstream messages of turn k are the first bytes of turn k+1, though the front end drops every thought."""
+    replies = [answer(f"answer {n}", reasoning=f"thought {n}\n") for n in range(5)]
+    async with FakeBackend(*replies) as backend, serving(settings(backend.url)) as proxy:
+        messages = [{"role": "system", "content": "s"}]
+        for turn in range(5):
+            messages += [{"role": "user", "content": f"question {turn}"}]
+            text = (await proxy.chat(*messages)).json()["choices"][0]["message"]["content"]
+            messages += [{"role": "assistant", "content": text}]
+        sent = [request.raw.partition(b'"messages":[')[2].rpartition(b"]")[0] for request in backend.requests]
+        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(sent))
+
+
+async def test_headers_tell_what_was_decided():
+    """The names and forms of the contract."""
+    slow = {"local": {**_backend("x"), "slow": True}}
+    async with FakeBackend(THOUGHT, style="llama-server") as backend:
+        slow["local"]["url"] = backend.url
+        async with serving(settings(backend.url, backends=slow)) as proxy:
+            response = await proxy.chat(USER, max_tokens=16, headers={"x-request-id": "mine"})
+    headers = response.headers
+    assert headers["x-proxy-backend"] == "local"
+    assert headers["x-proxy-effort"] == "low; reason=slow-backend"
+    assert headers["x-proxy-max-tokens"] == "5000; asked=16; reason=floor"
+    assert headers["x-proxy-thinking-budget"] == "3976; reason=reserve"
+    assert headers["x-proxy-history"] == "present=0; restored=0; missing=0; filled=0; dropped=0"
+    assert headers["x-proxy-decisions"] == "effort,floor,thinking_budget"
+    assert headers["x-proxy-outcome"] == "ok"
+    assert headers["x-client-request-id"] == "mine"
+    assert headers["x-request-id"].startswith("req_")
+
+
+def _backend(url: str) -> dict[str, object]:
+    return {"url": url, "engine": "llama-server", "family": "kimi-k3", "models": ["m"]}
+
+
+async def test_a_backend_that_proves_slow_gets_low_effort_from_then_on():
+    """Measured from the engine's own timings, without a setting; and the running conversation keeps what it had."""
+    timings = {"predicted_per_second": 0.1, "prompt_per_second": 5.5, "predicted_n": 40, "prompt_n": 9, "cache_n": 0}
+    lines = [
+        {"choices": [{"index": 0, "delta": {"reasoning_content": "T"}, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": {"content": "Two files."}, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "timings": timings},
+        "[DONE]",
+    ]
+    async with FakeBackend(script(*lines), style="llama-server") as backend:
+        tables = {"local": _backend(backend.url)}
+        async with serving(settings(backend.url, backends=tables)) as proxy:
+            first = await proxy.chat(USER, stream=True)
+            assert first.headers["x-proxy-effort"] == "-"
+            same = await proxy.chat(USER, SAID, MORE, stream=True)
+            assert same.headers["x-proxy-effort"] == "-"
+            other = await proxy.chat(MORE, stream=True)
+            assert other.headers["x-proxy-effort"] == "low; reason=slow-backend"
+            assert backend.requests[-1].body["chat_template_kwargs"] == {"thinking_effort": "low"}
+            row = (await proxy.rows(3))[0]
+    assert (row["decode_tokens_per_second"], row["prefill_tokens_per_second"]) == (0.1, 5.5)
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (9, 40)
+
+
+async def test_the_ledger_says_how_tokens_were_counted():
+    """Reported where the engine counts; estimated where it does not; parts add up."""
+    reported = {"prompt_tokens": 9, "completion_tokens": 50, "completion_tokens_details": {"reasoning_tokens": 40}}
+    silent = {"prompt_tokens": 9, "completion_tokens": 50}
+    zero = {**silent, "completion_tokens_details": {"reasoning_tokens": 0}}
+    replies = [answer("said " * 20, reasoning="thought " * 20, usage=usage) for usage in (reported, silent, zero, {})]
+    async with FakeBackend(*replies) as backend, serving(settings(backend.url)) as proxy:
+        for _ in replies:
+            await proxy.chat(USER)
+        rows = await proxy.rows(4)
+    assert [row["reasoning_source"] for row in rows] == ["reported", "estimated", "estimated", "estimated"]
+    assert [row["reported_reasoning_tokens"] for row in rows] == [40, None, 0, None]
+    assert rows[0]["reasoning_tokens"] == 40
+    assert all(0 < row["reasoning_tokens"] < row["completion_tokens"] for row in rows)
+    assert all(row["reasoning_tokens"] + row["visible_tokens"] == row["completion_tokens"] for row in rows)
+
+
+async def test_an_answer_lost_to_thinking_has_its_own_outcome():
+    """Passed on as it is, with a signal that machines can read."""
+    async with (
+        FakeBackend(answer("", reasoning="T " * 9, finish="length")) as backend,
+        serving(settings(backend.url)) as proxy,
+    ):
+        response = await proxy.chat(USER)
+        assert response.headers["x-proxy-outcome"] == "answer_lost"
+        assert response.json()["choices"][0]["finish_reason"] == "length"
+        assert (await proxy.rows())[0]["outcome"] == "answer_lost"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (400, {"error": {"message": "nested", "type": "t", "code": 400}}, "nested"),
+        (400, {"object": "error", "message": "flat", "type": "t", "param": None, "code": 400}, "flat"),
+        (401, {"error": "Unauthorized"}, "Unauthorized"),
+        (500, b"<html>oops</html>", "<html>oops</html>"),
+        (503, b"", "the backend answered 503 without a body"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_backends_error_keeps_its_status_and_words_in_one_shape(status, body, message, stream):
+    """Whatever shape an engine uses, a client sees OpenAI's."""
+    async with FakeBackend(error(status, body)) as backend, serving(settings(backend.url)) as proxy:
+        response = await proxy.chat(USER, stream=stream)
+        assert response.status_code == status
+        assert response.json()["error"]["message"] == message
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert ("x-should-retry" in response.headers) == (status == 500)
+        assert "x-proxy-error" not in response.headers
+        assert len(backend.requests) == 1
+        row = (await proxy.rows())[0]
+        assert (row["outcome"], row["status"], row["error"]) == ("upstream_error", status, message)
+
+
+async def test_a_backend_that_is_down_is_named_and_may_be_tried_again():
+    """Nothing was sent, so nothing can have been generated."""
+    async with FakeBackend(THOUGHT) as backend:
+        url = backend.url
+    async with serving(settings(url)) as proxy:
+        response = await proxy.chat(USER)
+        assert response.status_code == 502
+        assert response.json()["error"]["code"] == "upstream_unreachable"
+        assert "local" in response.json()["error"]["message"]
+        assert response.headers["x-proxy-error"] == "upstream_unreachable"
+        assert "x-should-retry" not in response.headers
+        assert (await proxy.rows())[0]["outcome"] == "upstream_unreachable"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_connection_that_breaks_is_reported_and_never_repeated(stream):
+    """Tokens may have been spent: one request upstream, and the client is told not to send it again."""
+    async with (
+        FakeBackend(answer("abc", reasoning="T").first(0).then_abort()) as backend,
+        serving(settings(backend.url)) as proxy,
+    ):
+        response = await proxy.chat(USER, stream=stream)
+        if stream:
+            *_, failure, done = events(response.text)
+            assert (json.loads(failure)["error"]["code"], done) == ("upstream_error", "[DONE]")
+        else:
+            assert (response.status_code, response.headers["x-should-retry"]) == (502, "false")
+        assert len(backend.requests) == 1
+        assert (await proxy.rows())[0]["outcome"] == "upstream_error"
+
+
+async def test_a_stream_that_ends_in_the_middle_is_an_error_and_no_turn():
+    """No finish reason is invented, and half a thought is never restored."""
+    async with (
+        FakeBackend(answer("Two files.", reasoning="half", split=3).first(6), THOUGHT) as backend,
+        serving(settings(backend.url)) as proxy,
+    ):
+        response = await proxy.chat(USER, stream=True)
+        assert "error" in json.loads(events(response.text)[-2])
+        await proxy.chat(USER, {"role": "assistant", "content": "Two "}, MORE)
+        assert "reasoning_content" not in backend.requests[-1].body["messages"][1]
+
+
+async def test_an_error_event_reaches_the_client_and_ends_the_stream():
+    """llama-server's own words, then `[DONE]`, though the server sends none."""
+    failure = {"error": {"code": 500, "message": "boom", "type": "server_error"}}
+    async with (
+        FakeBackend(script({"choices": [{"index": 0, "delta": {"content": "a"}}]}, failure)) as backend,
+        serving(settings(backend.url)) as proxy,
+    ):
+        response = await proxy.chat(USER, stream=True)
+        *_, last, done = events(response.text)
+        assert json.loads(last)["error"]["message"] == "boom"
+        assert done == "[DONE]"
+        assert (await proxy.rows())[0]["outcome"] == "upstream_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_the_backends_work(stream):
+    """Before the headers or in mid-stream: the slot is free, and the row is written."""
+    reply = answer("abc", reasoning="T")
+    reply = reply.first(2).then_stall() if stream else reply.after(asyncio.Event())
+    async with FakeBackend(reply) as backend, serving(settings(backend.url)) as proxy:
+        task = asyncio.create_task(proxy.chat(USER, stream=stream))
+        request = await backend.request_arrived()
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await request.hung_up()
+        assert (await proxy.rows())[0]["outcome"] == "client_disconnected"
+
+
+async def test_a_turn_is_found_before_its_done_has_been_read():
+    """An agent that answers as soon as it sees `[DONE]` finds its turn."""
+    async with FakeBackend(THOUGHT) as backend, serving(settings(backend.url)) as proxy:
+        for round_ in range(20):
+            user = {"role": "user", "content": f"round {round_}"}
+            async with proxy.http.stream(
+                "POST", f"{proxy.url}/chat/completions", json={"model": "m", "messages": [user], "stream": True}
+            ) as response:
+                async for line in response.aiter_lines():
+                    if line == "data: [DONE]":
+                        break
+                second = await proxy.chat(user, SAID, MORE)
+            assert "restored=1" in second.headers["x-proxy-history"]
+
+
+async def test_events_leave_when_they_come():
+    """The next event is sent only when the client has seen the last."""
+    gate = asyncio.Event()
+    async with (
+        FakeBackend(answer("late", reasoning="T").hold(gate, after=2)) as backend,
+        serving(settings(backend.url)) as proxy,
+    ):
+        body = {"model": "m", "messages": [USER], "stream": True}
+        async with proxy.http.stream("POST", f"{proxy.url}/chat/completions", json=body) as response:
+            assert response.headers["content-type"] == "text/event-stream"
+            assert response.headers["cache-control"] == "no-cache"
+            assert response.headers["x-accel-buffering"] == "no"
+            assert "content-length" not in response.headers
+            text = ""
+            async for piece in response.aiter_text():
+                text += piece
+                if "T" in text:
+                    gate.set()
+        assert "late" in text
+
+
+async def test_models_are_listed_with_their_aliases():
+    """`/v1/models` and `/models`, one model, and an unknown one."""
+    tables = {"models": {"k3": {"backend": "local", "upstream": "m"}}}
+    async with FakeBackend(THOUGHT) as backend, serving(settings(backend.url, **tables)) as proxy:
+        for url in (proxy.url, proxy.url.removesuffix("/v1")):
+            listed = (await proxy.http.get(f"{url}/models")).json()
+            assert [row["id"] for row in listed["data"]] == ["k3", "m"]
+        assert (await proxy.http.get(f"{proxy.url}/models/k3")).json()["id"] == "k3"
+        missing = await proxy.http.get(f"{proxy.url}/models/nope")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_an_unknown_model_is_refused_with_the_known_ones():
+    """Nothing is sent, and the caller learns the names."""
+    async with FakeBackend(THOUGHT) as backend, serving(settings(backend.url)) as proxy:
+        response = await proxy.chat(USER, model="gpt-9")
+        assert (response.status_code, response.json()["error"]["param"]) == (404, "model")
+        assert "known: m" in response.json()["error"]["message"]
+        assert backend.requests == []
+        assert (await proxy.rows())[0]["outcome"] == "rejected"
+
+
+async def test_other_paths_pass_through_unchanged():
+    """Embeddings and whatever comes next: same bytes both ways, and a row."""
+    vectors = {"data": [{"embedding": [0.5]}]}
+    async with (
+        FakeBackend(paths={"/v1/embeddings": document(vectors, headers={"x-trace-id": "t"})}) as backend,
+        serving(settings(backend.url)) as proxy,
+    ):
+        raw = b'{"model": "m",  "input": "x"}'
+        response = await proxy.http.post(f"{proxy.url}/embeddings?a=b", content=raw)
+        assert (response.status_code, response.json(), response.headers["x-trace-id"]) == (200, vectors, "t")
+        (sent,) = backend.others
+        assert (sent.raw, sent.path) == (raw, "/v1/embeddings")
+        row = (await proxy.rows())[0]
+        assert (row["kind"], row["endpoint"], row["outcome"]) == ("passthrough", "/v1/embeddings", "ok")
+
+
+@pytest.mark.parametrize("path", ["/", "/nope", "/v2/chat/completions", "/v1/../props", "/v1/%2e%2e/props"])
+async def test_what_is_not_part_of_the_api_is_404_and_goes_nowhere(path):
+    """No path leads out of `/v1` at the backend."""
+    async with FakeBackend(THOUGHT, style="llama-server") as backend, serving(settings(backend.url)) as proxy:
+        origin = httpx.URL(proxy.url.removesuffix("/v1"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", origin.port)
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert b" 404 " in head.split(b"\r\n")[0]
+        assert json.loads(body)["error"]["code"] == "not_found"
+        assert [request.path for request in backend.others if request.path != "/v1/models"] == []
+
+
+async def test_a_body_above_the_limit_is_refused_with_the_limits_name():
+    """413 in the API's shape; the backend is not bothered."""
+    async with FakeBackend(THOUGHT) as backend, serving(settings(backend.url, server={"max_body_mb": 1})) as proxy:
+        response = await proxy.chat({"role": "user", "content": "x" * 1_100_000})
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+        assert "server.max_body_mb" in response.json()["error"]["message"]
+        assert backend.requests == []
+
+
+async def test_clients_are_told_apart_and_strangers_refused():
+    """With a [clients] table a key is needed; with a backend key the client's own is not passed on."""
+    tables = {
+        "clients": {"webui": {"api_key": "sk-webui-secret", "reasoning": "hidden"}},
+        "backends": {"local": {"url": "", "engine": "kimi", "models": ["m"], "api_key": "sk-backend-secret"}},
+    }
+    echo = error(401, {"error": {"message": "Incorrect API key provided: sk-backend-secret"}})
+    async with FakeBackend(THOUGHT, echo) as backend:
+        tables["backends"]["local"]["url"] = backend.url
+        async with serving(settings(backend.url, **tables)) as proxy:
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic sk-webui-secret"}):
+                refused = await proxy.chat(USER, headers=headers)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert backend.requests == []
+            headers = {"authorization": "Bearer sk-webui-secret"}
+            message = (await proxy.chat(USER, headers=headers)).json()["choices"][0]["message"]
+            assert "reasoning_content" not in message
+            assert backend.requests[0].headers["authorization"] == "Bearer sk-backend-secret"
+            leaked = await proxy.chat(USER, headers=headers)
+            rows = await proxy.rows(5)
+    assert rows[3]["client"] == "webui"
+    assert "secret" not in leaked.text + json.dumps(rows)
+
+
+async def test_health_ready_and_version_answer_without_a_key():
+    """`/health` needs nothing; `/ready` needs a backend that answered."""
+    tables = {"clients": {"a": {"api_key": "sk-123456"}}}
+    async with FakeBackend(THOUGHT, style="llama-server") as backend:
+        url = backend.url
+        async with serving(settings(url, engine="llama-server", **tables)) as proxy:
+            origin = proxy.url.removesuffix("/v1")
+            assert (await proxy.http.get(f"{origin}/health")).json() == {"status": "ok"}
+            assert "version" in (await proxy.http.get(f"{origin}/version")).json()
+            for _ in range(100):
+                ready = await proxy.http.get(f"{origin}/ready")
+                if ready.status_code == 200:
+                    break
+                await asyncio.sleep(0.02)
+            assert ready.json() == {"status": "ready"}
+    async with serving(settings(url, engine="llama-server")) as proxy:
+        ready = await proxy.http.get(f"{proxy.url.removesuffix('/v1')}/ready")
+        assert (ready.status_code, ready.json()["status"]) == (503, "no backend has answered yet")

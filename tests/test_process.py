@@ -1,0 +1,58 @@
+"""The process that users start: restarts, signals, and what it writes."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import httpx
+from running import process
+
+from proxy.testing import FakeBackend, answer
+
+USER = {"role": "user", "content": "hi"}
+
+
+def configuration(url: str, folder: Path) -> str:
+    """One hosted-style backend, and files in `folder`."""
+    return f"""
+[backends.local]
+url = "{url}"
+engine = "kimi"
+models = ["kimi-k3"]
+[store]
+url = "sqlite:///{folder / "state" / "proxy.db"}"
+ledger_jsonl = "{folder / "ledger.jsonl"}"
+log_level = "debug"
+"""
+
+
+async def ask(url: str, *messages: dict[str, str]) -> httpx.Response:
+    """POST a chat with a key."""
+    headers = {"authorization": "Bearer sk-very-secret"}
+    async with httpx.AsyncClient(timeout=30, headers=headers) as http:
+        return await http.post(f"{url}/chat/completions", json={"model": "kimi-k3", "messages": messages})
+
+
+async def test_a_thought_survives_a_restart_and_no_key_is_written(tmp_path):
+    """Turns and rows are in files that only their owner may read, and hold neither keys nor prompts in the log."""
+    async with FakeBackend(answer("Two.", reasoning="exact thought \n")) as backend:
+        toml = configuration(backend.url, tmp_path)
+        with process(tmp_path, toml) as url:
+            await ask(url, {"role": "user", "content": "PROMPT-TEXT"})
+        with process(tmp_path, toml) as url:
+            second = await ask(
+                url, {"role": "user", "content": "PROMPT-TEXT"}, {"role": "assistant", "content": "Two."}, USER
+            )
+        assert backend.requests[-1].body["messages"][1]["reasoning_content"] == "exact thought \n"
+        assert "restored=1" in second.headers["x-proxy-history"]
+    rows = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert [row["turns_restored"] for row in rows] == [0, 1]
+    for name in ("state/proxy.db", "ledger.jsonl"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    written = b"".join(
+        path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "config.toml"
+    )
+    assert b"very-secret" not in written
+    assert b"PROMPT-TEXT" not in (tmp_path / "log.txt").read_bytes()

@@ -1,0 +1,125 @@
+"""The library door runs the same pipeline, inside both HTTP libraries and the real SDK."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import httpx2
+import openai
+import pytest
+from running import serving, settings
+
+from proxy import AsyncTransport
+from proxy.testing import FakeBackend, ToolCall, answer, error
+
+USER = {"role": "user", "content": "hi"}
+MORE = {"role": "user", "content": "more"}
+TOOLS = [{"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def client(transport: AsyncTransport, library: Any = httpx2) -> openai.AsyncOpenAI:
+    """The real SDK on the transport."""
+    http = library.AsyncClient(transport=transport)
+    return openai.AsyncOpenAI(base_url="http://proxy.invalid/v1", api_key="unused", http_client=http, max_retries=0)
+
+
+async def converse(sdk: openai.AsyncOpenAI) -> list[str | None]:
+    """A plain turn, a streamed one and one with a call, as an agent that drops thoughts plays them."""
+    first = await sdk.chat.completions.create(model="m", messages=[USER], max_tokens=16)
+    said: list[Any] = [USER, {"role": "assistant", "content": first.choices[0].message.content}, MORE]
+    text = ""
+    async for chunk in await sdk.chat.completions.create(model="m", messages=said, stream=True, tools=TOOLS):
+        text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+    said += [{"role": "assistant", "content": text}, USER]
+    third = await sdk.chat.completions.create(model="m", messages=said, tools=TOOLS)
+    call = third.choices[0].message.tool_calls[0]
+    said += [
+        {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
+        {"role": "tool", "tool_call_id": call.id, "content": "a.txt"},
+    ]
+    last = await sdk.chat.completions.create(model="m", messages=said, tools=TOOLS)
+    return [first.choices[0].message.content, text, call.function.arguments, last.choices[0].message.content]
+
+
+def replies() -> list[Any]:
+    """What the backend says in `converse`."""
+    return [
+        answer("one", reasoning="T1\n"),
+        answer("two words", reasoning="T2"),
+        answer(reasoning="T3", calls=[ToolCall("ls", '{"path": "/"}', "functions.ls:0")]),
+        answer("done", reasoning="T4"),
+    ]
+
+
+VARIES = {"ts", "request_id", "first_byte_ms", "first_reasoning_ms", "first_visible_ms", "duration_ms"} | {
+    "prefill_tokens_per_second",
+    "decode_tokens_per_second",
+}
+
+
+async def test_both_doors_send_the_same_bytes_and_write_the_same_rows():
+    """One conversation through the server and through the library: nothing differs but ids and times."""
+    sent, rows, heard = [], [], []
+    for door in ("server", "library"):
+        async with FakeBackend(*replies(), style="llama-server") as backend:
+            given = settings(backend.url, engine="llama-server")
+            if door == "library":
+                transport = AsyncTransport(given)
+                async with client(transport) as sdk:
+                    heard.append(await converse(sdk))
+                    found = transport.ledger
+            else:
+                async with serving(given) as proxy:
+                    async with openai.AsyncOpenAI(base_url=proxy.url, api_key="unused", max_retries=0) as sdk:
+                        heard.append(await converse(sdk))
+                    found = await proxy.rows(4)
+            sent.append([request.raw for request in backend.requests])
+            rows.append([{name: value for name, value in row.items() if name not in VARIES} for row in found])
+    assert heard[0] == heard[1] == ["one", "two words", '{"path": "/"}', "done"]
+    assert sent[0] == sent[1]
+    assert rows[0] == rows[1]
+    assert [row["turns_restored"] for row in rows[0]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+async def test_one_transport_serves_both_http_libraries(library):
+    """The response is of the library that the request is of, streamed and whole."""
+    async with FakeBackend(*replies()) as backend:
+        async with library.AsyncClient(transport=AsyncTransport(backend=backend.url)) as http:
+            url = "http://proxy.invalid/v1/chat/completions"
+            whole = await http.post(url, json={"model": "m", "messages": [USER]})
+            assert isinstance(whole, library.Response)
+            assert whole.json()["choices"][0]["message"]["content"] == "one"
+            async with http.stream("POST", url, json={"model": "m", "messages": [USER], "stream": True}) as streamed:
+                assert "data: [DONE]" in "".join([piece async for piece in streamed.aiter_text()])
+
+
+async def test_errors_reach_agent_code_as_the_sdks_own():
+    """The transport answers with HTTP errors, so the SDK raises what agents catch."""
+    async with FakeBackend(error(400, "bad tool")) as backend, client(AsyncTransport(backend=backend.url)) as sdk:
+        with pytest.raises(openai.BadRequestError, match="bad tool"):
+            await sdk.chat.completions.create(model="m", messages=[USER])
+    async with client(AsyncTransport(backend=backend.url)) as sdk:
+        with pytest.raises(openai.InternalServerError, match="cannot be reached"):
+            await sdk.chat.completions.create(model="m", messages=[USER])
+
+
+async def test_a_stream_that_is_left_early_ends_the_backends_work():
+    """Agent code that breaks out of its loop frees the slot."""
+    reply = answer("one two three", reasoning="T").first(2).then_stall()
+    async with FakeBackend(reply) as backend:
+        transport = AsyncTransport(backend=backend.url)
+        async with client(transport) as sdk:
+            stream = await sdk.chat.completions.create(model="m", messages=[USER], stream=True)
+            async for _ in stream:
+                break
+            await stream.close()
+            assert await backend.requests[0].hung_up()
+            assert transport.ledger[0]["outcome"] == "client_disconnected"
+
+
+def test_a_transport_wants_one_source_of_settings():
+    """Neither, or both, is a mistake that is told at once."""
+    with pytest.raises(ValueError, match="either"):
+        AsyncTransport()
