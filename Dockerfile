@@ -14,7 +14,7 @@ COPY proxy proxy
 RUN /venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
 
 FROM python:3.12-slim
-RUN useradd --create-home --home-dir /data --uid 10001 reasoning-proxy
+RUN useradd --home-dir /data --uid 10001 reasoning-proxy && install -d -o reasoning-proxy -g reasoning-proxy /data
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1
 USER reasoning-proxy

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -16,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from proxy import __version__, config
-from proxy.errors import BodyTooLarge, ProxyError
+from proxy.errors import BodyTooLarge
 from proxy.messages import Call, Reply
 from proxy.pipeline import Pipeline
 
@@ -38,20 +39,19 @@ class ApiDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pipeline: Pipeline = self._app.state.pipeline
-        try:
-            body = await self._body(scope, receive)
-        except BodyTooLarge as error:
-            await _send(send, Reply(error.status, _error_headers(error), error.body()))
-            return
-        except _ClientLeft:
-            return
         call = Call(
             method=scope["method"],
             path=scope.get("raw_path", scope["path"].encode()).decode("latin-1"),
             headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
-            body=body,
             query=scope["query_string"].decode("latin-1"),
         )
+        try:
+            call = replace(call, body=await self._body(scope, receive))
+        except BodyTooLarge as error:
+            await _send(send, pipeline.refuse(call, error))
+            return
+        except _ClientLeft:
+            return
         reply = await _unless_gone(pipeline.handle(call), receive)
         if reply is not None:
             await _deliver(reply, receive, send)
@@ -119,16 +119,14 @@ async def _send(send: Send, reply: Reply) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def _error_headers(error: ProxyError) -> list[tuple[str, str]]:
-    return [("content-type", "application/json"), *error.headers.items()]
-
-
 def create_app(settings: config.Settings) -> FastAPI:
     """The ASGI application. The pipeline lives as long as the application's lifespan."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.pipeline = Pipeline.open(settings)
+        for name, backend in settings.backends.items():
+            log.info("backend %s is at %s", name, backend.shown_url)
         try:
             yield
         finally:

@@ -274,8 +274,13 @@ class Backends:
         name = alias.backend if alias else None
         backend = self.by_name[name] if name else self._serving(upstream, model)
         family = (alias.family if alias else None) or backend.settings.family
-        found = self._families.for_model(upstream) if family in (None, "auto") else self._families.named(family)
+        found = self._family(upstream, backend) if family == "auto" else self._families.named(family)
         return Route(backend, upstream, found, alias.price if alias else None)
+
+    def _family(self, model: str, backend: Backend) -> Family:
+        """By the model's name; a server of one model answers to any name, so there its own name decides."""
+        served = backend.models
+        return self._families.for_model(served[0] if len(served) == 1 else model)
 
     def _serving(self, upstream: str, asked: str) -> Backend:
         everyone = list(self.by_name.values())

@@ -2,6 +2,7 @@
 
     ProxyError
     ├── ConfigError            a setting is wrong (command line: exit code 2)
+    ├── InternalError          500  a fault of this program; its traceback is in the log
     ├── RequestError           the caller's mistake, found before anything was sent
     │   ├── InvalidRequest     400  a field has the wrong type or value
     │   ├── Unauthorized       401  no key, or an unknown one
@@ -56,6 +57,12 @@ class ConfigError(ProxyError):
     """A setting is missing, unknown or out of range."""
 
     code = "invalid_configuration"
+
+
+class InternalError(ProxyError):
+    """A fault of this program. Tokens may have been spent."""
+
+    may_have_cost = True
 
 
 class RequestError(ProxyError):

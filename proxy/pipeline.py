@@ -15,7 +15,7 @@ import msgspec
 from proxy import config, families, headers, history, normalise, policy, relay, render
 from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
-from proxy.errors import ModelNotFound, NotFound, ProxyError, UpstreamError, UpstreamTimeout
+from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, UpstreamError, UpstreamTimeout
 from proxy.messages import Call, Reply
 from proxy.record import Record, shown_headers
 from proxy.store import Store, open_store
@@ -55,33 +55,40 @@ class Pipeline:
 
     async def handle(self, call: Call) -> Reply:
         """Answer a call. Errors of the caller and of backends come back as replies; nothing is raised for them."""
-        request_id = "req_" + os.urandom(12).hex()
-        path = call.path.removeprefix("/v1")
-        kind = "chat" if path == _CHAT else "passthrough"
-        record = Record(self.store, call, request_id, kind)
+        record = self._record(call)
         try:
-            reply = await self._routed(call, path, record)
+            reply = await self._routed(call, record)
         except ProxyError as error:
-            record.failed(error)
-            reply = Reply(error.status, [relay.JSON, *error.headers.items()], error.body())
+            reply = _failed(record, error)
+        except Exception:
+            log.exception("request %s failed by a fault of this program", record.entry.request_id)
+            reply = _failed(
+                record, InternalError("an internal error; the proxy's log says more under this request's id")
+            )
         except BaseException as error:
             record.failed(error)
             raise
-        reply.headers.append(("x-request-id", request_id))
-        theirs = call.headers.get("x-request-id", "")
-        if _REQUEST_ID.fullmatch(theirs):
-            reply.headers.append(("x-client-request-id", theirs))
-        return reply
+        return _identified(reply, call, record)
 
-    async def _routed(self, call: Call, path: str, record: Record) -> Reply:
+    def refuse(self, call: Call, error: ProxyError) -> Reply:
+        """The reply to a call that a door could not take in; it has its row like any other."""
+        record = self._record(call)
+        return _identified(_failed(record, error), call, record)
+
+    def _record(self, call: Call) -> Record:
+        kind = "chat" if _api_path(call) == _CHAT else "passthrough"
+        return Record(self.store, call, "req_" + os.urandom(12).hex(), kind)
+
+    async def _routed(self, call: Call, record: Record) -> Reply:
+        path = _api_path(call)
         if path == _CHAT:
             if call.method != "POST":
                 raise NotFound(f"{call.method} {call.path} does not exist; use POST")
             return await self._chat(call, record)
         if call.method == "GET" and (path == "/models" or path.startswith("/models/")):
-            return await self._models(call, path, record)
-        if call.path.startswith("/v1/") and ".." not in unquote(path):
-            return await self._pass_through(call, path, record)
+            return await self._models(call, path.removeprefix("/models").strip("/"), record)
+        if call.path.startswith("/v1/") and ".." not in path:
+            return await self._pass_through(call, record)
         raise NotFound(f"there is nothing at {call.path}; the API is at /v1")
 
     async def _chat(self, call: Call, record: Record) -> Reply:
@@ -122,7 +129,8 @@ class Pipeline:
         record.caller(caller)
         return caller
 
-    async def _models(self, call: Call, path: str, record: Record) -> Reply:
+    async def _models(self, call: Call, name: str, record: Record) -> Reply:
+        """All models, or the one of this name."""
         self._caller(call, record)
         rows = {
             name: _model_row(name, alias.backend or self.backends.first.name)
@@ -141,7 +149,6 @@ class Pipeline:
         if trouble and not rows:
             raise trouble
         record.entry.status = 200
-        name = unquote(path.removeprefix("/models").strip("/"))
         if name and name not in rows:
             raise ModelNotFound(f"there is no model {name!r} here; GET /v1/models lists them", param="model")
         record.finish("ok")
@@ -167,7 +174,7 @@ class Pipeline:
         except (msgspec.DecodeError, LookupError, TypeError):
             raise UpstreamError(f"backend {backend.name} sent a list of models that cannot be read") from None
 
-    async def _pass_through(self, call: Call, path: str, record: Record) -> Reply:
+    async def _pass_through(self, call: Call, record: Record) -> Reply:
         """Any other path of the API: unchanged, streamed, and with a row of its own."""
         self._caller(call, record)
         backend = self._backend_for(call.body, record)
@@ -178,7 +185,7 @@ class Pipeline:
             if name in call.headers:
                 sent[name] = call.headers[name]
         record.entry.attempts = 1
-        answer = await backend.send(call.method, path, sent, call.body, query=call.query)
+        answer = await backend.send(call.method, call.path.removeprefix("/v1"), sent, call.body, query=call.query)
         record.answered(answer.status)
         told = [("x-proxy-backend", backend.name), *_returned(answer.headers)]
         kept = ("content-type", "content-encoding", "cache-control")
@@ -207,8 +214,28 @@ class Pipeline:
         return None
 
     async def aclose(self) -> None:
+        """Close all connections, and write what is queued."""
         await self.backends.aclose()
-        self.store.close()
+        await asyncio.to_thread(self.store.close)
+
+
+def _api_path(call: Call) -> str:
+    """The path below `/v1`, decoded, so that no spelling of a chat request goes around the rules."""
+    return unquote(call.path).removeprefix("/v1").rstrip("/")
+
+
+def _failed(record: Record, error: ProxyError) -> Reply:
+    record.failed(error)
+    return Reply(error.status, [relay.JSON, *error.headers.items()], error.body())
+
+
+def _identified(reply: Reply, call: Call, record: Record) -> Reply:
+    """Our id of the request, and the caller's own if it can stand in a header."""
+    reply.headers.append(("x-request-id", record.entry.request_id))
+    theirs = call.headers.get("x-request-id", "")
+    if _REQUEST_ID.fullmatch(theirs):
+        reply.headers.append(("x-client-request-id", theirs))
+    return reply
 
 
 def _upstream_headers(incoming: Mapping[str, str]) -> dict[str, str]:
@@ -223,7 +250,11 @@ def _upstream_headers(incoming: Mapping[str, str]) -> dict[str, str]:
 
 def _returned(found: Mapping[str, str]) -> list[tuple[str, str]]:
     """A backend's headers that mean something to the client, such as rate limits and trace ids."""
-    return [(name, value) for name, value in found.items() if name.lower() not in _NOT_RETURNED]
+    return [
+        (name, value)
+        for name, value in found.items()
+        if name.lower() not in _NOT_RETURNED and not name.lower().startswith("x-proxy-")
+    ]
 
 
 def _model_row(name: str, backend: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 from proxy import prices, tokens
 from proxy.backends import Route
 from proxy.callers import Caller
-from proxy.errors import ProxyError, RequestError, UpstreamUnreachable
+from proxy.errors import ProxyError, RequestError, UpstreamError, UpstreamUnreachable
 from proxy.fold import Fold
 from proxy.history import Chain
 from proxy.messages import Call, Entry, Event, Plan, Turn, Usage
@@ -19,6 +20,8 @@ from proxy.store import Store
 _LEAST_SECRET = 6
 _LEAST_SPAN = 0.1
 """Seconds; a whole answer that arrives in fewer came out of a buffer, and its pace says nothing."""
+log = logging.getLogger(__name__)
+
 _CHOSEN_BY_DEFAULT = frozenset({"auto", "slow-backend", "default", "conversation"})
 
 
@@ -95,8 +98,10 @@ class Record:
             self.finish("rejected")
         elif isinstance(error, UpstreamUnreachable):
             self.finish("upstream_unreachable")
+        elif isinstance(error, UpstreamError):
+            self.finish("upstream_error")
         else:
-            self.finish("upstream_error" if isinstance(error, ProxyError) else "client_disconnected")
+            self.finish("rejected" if isinstance(error, ProxyError) else "client_disconnected")
 
     def finish(self, outcome: str | None = None) -> None:
         """Write the row; without an outcome the answer is complete, is judged by what it says, and is remembered."""
@@ -116,6 +121,8 @@ class Record:
             self._remember()
         else:
             entry.outcome = outcome
+        told = (entry.request_id, entry.kind, entry.model or entry.endpoint, entry.status, entry.outcome)
+        log.info("%s %s %s: status %s, %s, %s ms", *told, entry.duration_ms)
         price = self._route.price if self._route else None
         self._store.put_entry(entry, _Counting(fold, usage, price))
 

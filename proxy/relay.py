@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -9,9 +10,11 @@ import msgspec
 from proxy import render, sse
 from proxy.backends import Answer
 from proxy.dialects import Dialect
-from proxy.errors import ProxyError, UpstreamError, error_body
+from proxy.errors import InternalError, ProxyError, UpstreamError, error_body
 from proxy.messages import Event
 from proxy.record import Record
+
+log = logging.getLogger(__name__)
 
 JSON = ("content-type", "application/json")
 STREAM_HEADERS = [
@@ -46,8 +49,14 @@ class Stream:
             piece, ended = self._take(codec.end())
             yield piece if ended else piece + self._end()
         except ProxyError as error:
-            self._record.failed(error)
-            yield render.failure(error.message, error.type, error.code)
+            yield self._failed(error)
+        except Exception:
+            log.exception("request %s failed by a fault of this program", self._record.entry.request_id)
+            yield self._failed(InternalError("an internal error; the proxy's log says more under this request's id"))
+
+    def _failed(self, error: ProxyError) -> bytes:
+        self._record.failed(error)
+        return render.failure(error.message, error.type, error.code)
 
     def _take(self, payloads: list[bytes]) -> tuple[bytes, bool]:
         """What the client gets of events that came together, and whether the stream is over."""
@@ -155,5 +164,8 @@ def error_fields(body: bytes, status: int) -> tuple[str, str | None, object, obj
 
 def expect(answer: Answer, kind: str) -> None:
     """Raise UpstreamError where the body is not of this media type; a missing type is forgiven."""
+    if answer.status >= 300:
+        place = answer.headers.get("location", "nowhere")
+        raise UpstreamError(f"the backend answered {answer.status} and points to {place}: is its `url` right?")
     if answer.kind not in (kind, ""):
         raise UpstreamError(f"the backend answered with {answer.kind} where {kind} was expected")

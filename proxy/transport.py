@@ -5,7 +5,6 @@ One class serves both `httpx` and `httpx2`: it answers with the response class o
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -35,7 +34,6 @@ class AsyncTransport:
             raise ValueError("give either `config` or `backend`")
         self._settings = config or _settings_for(str(backend), engine, family)
         self._pipeline: Pipeline | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
     def from_config(cls, path: str | Path) -> AsyncTransport:

@@ -395,3 +395,80 @@ async def test_health_ready_and_version_answer_without_a_key():
     async with serving(settings(url, engine="llama-server")) as proxy:
         ready = await proxy.http.get(f"{proxy.url.removesuffix('/v1')}/ready")
         assert (ready.status_code, ready.json()["status"]) == (503, "no backend has answered yet")
+
+
+@pytest.mark.parametrize("path", ["/chat/completions/", "/chat%2Fcompletions", "/%63hat/completions"])
+async def test_no_spelling_of_the_path_goes_around_the_rules(path):
+    """A chat request is a chat request, however its path is written."""
+    async with FakeBackend(THOUGHT) as backend, serving(settings(backend.url)) as proxy:
+        body = {"model": "m", "messages": [USER], "max_tokens": 16}
+        response = await proxy.http.post(proxy.url + path, json=body)
+        assert response.headers["x-proxy-max-tokens"] == "5000; asked=16; reason=floor"
+        assert backend.requests[0].body["max_tokens"] == 5000
+
+
+async def test_a_refused_body_has_its_row_and_id():
+    """One row a request, also for those that were never read."""
+    async with FakeBackend(THOUGHT) as backend, serving(settings(backend.url, server={"max_body_mb": 1})) as proxy:
+        response = await proxy.chat({"role": "user", "content": "x" * 1_100_000}, headers={"x-request-id": "mine"})
+        row = (await proxy.rows())[0]
+    assert row["request_id"] == response.headers["x-request-id"]
+    assert (row["outcome"], row["status"], row["kind"]) == ("rejected", 413, "chat")
+    assert response.headers["x-client-request-id"] == "mine"
+
+
+async def test_a_redirect_is_not_followed_but_told():
+    """A wrong scheme or path in `url` is the operator's to mend."""
+    reply = document("moved", status=301, headers={"location": "https://elsewhere.invalid/v1"})
+    async with FakeBackend(reply) as backend, serving(settings(backend.url)) as proxy:
+        response = await proxy.chat(USER)
+    assert response.status_code == 502
+    assert "https://elsewhere.invalid/v1" in response.json()["error"]["message"]
+
+
+async def test_a_fault_of_ours_is_an_error_in_shape_and_never_a_stack_trace(monkeypatch):
+    """The caller learns the id to look for; the traceback is in the log."""
+
+    def broken(*_: object) -> None:
+        raise KeyError("secret detail")
+
+    async with FakeBackend(THOUGHT) as backend, serving(settings(backend.url)) as proxy:
+        monkeypatch.setattr("proxy.policy.decide", broken)
+        response = await proxy.chat(USER)
+        row = (await proxy.rows())[0]
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    assert "secret detail" not in response.text
+    assert response.headers["x-should-retry"] == "false"
+    assert (row["outcome"], row["status"]) == ("rejected", 500)
+
+
+async def test_models_of_a_backend_that_is_down_are_an_error_and_not_an_empty_list():
+    """A front end would show an empty menu without a word."""
+    async with FakeBackend(THOUGHT) as backend:
+        tables = {"backends": {"local": {"url": backend.url, "engine": "kimi"}}}
+    async with serving(settings(backend.url, **tables)) as proxy:
+        response = await proxy.http.get(f"{proxy.url}/models")
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "upstream_unreachable")
+
+
+async def test_an_engine_is_found_and_asked_for_its_properties():
+    """`auto` finds llama-server, its window and the option that its template reads, and the one model's family."""
+    async with FakeBackend(THOUGHT, style="llama-server", model="Kimi-K3-UD-IQ1_S", context=9000) as backend:
+        tables = {"backends": {"local": {"url": backend.url, "slow": True}}}
+        async with serving(settings(backend.url, engine="auto", family="auto", **tables)) as proxy:
+            response = await proxy.chat(USER, model="anything", max_tokens=20_000)
+            row = (await proxy.rows())[0]
+    assert (row["engine"], row["family"]) == ("llama-server", "kimi-k3")
+    assert backend.requests[0].body["chat_template_kwargs"] == {"thinking_effort": "low"}
+    assert 7000 < backend.requests[0].body["thinking_budget_tokens"] < 9000 - 1024
+    assert response.headers["x-proxy-effort"] == "low; reason=slow-backend"
+
+
+@pytest.mark.parametrize("style", ["vllm", "sglang", "ollama", "kimi"])
+async def test_every_engine_is_told_from_the_others(style):
+    """By headers, owners and side doors."""
+    async with FakeBackend(THOUGHT, style=style) as backend:
+        tables = {"backends": {"local": {"url": backend.url}}}
+        async with serving(settings(backend.url, engine="auto", **tables)) as proxy:
+            await proxy.chat(USER, model="fake")
+            assert (await proxy.rows())[0]["engine"] == style
