@@ -46,7 +46,7 @@ THOUGHT = 160
 
 GRAMMAR = r"""
 root     ::= ("\n" thought)? "</think>\n\n" sentence (" " sentence)?
-thought  ::= [^<]+
+thought  ::= [^<]*
 sentence ::= [A-Z] [^<>.!?\n]{8,200} [.!?]
 """
 """What the bundled model may write. Without it, half of its turns end with the thought and have no answer.
