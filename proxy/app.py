@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,12 +33,11 @@ class _ClientLeft(Exception):
 class ApiDoor:
     """Every path of the API, as a bare ASGI application: bytes come in, and the reply leaves as it is made."""
 
-    def __init__(self, app: FastAPI, settings: config.Settings) -> None:
-        self._app = app
-        self._limit = settings.server.max_body_bytes
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._limit = pipeline.settings.server.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pipeline: Pipeline = self._app.state.pipeline
         call = Call(
             method=scope["method"],
             path=scope.get("raw_path", scope["path"].encode()).decode("latin-1"),
@@ -48,11 +47,11 @@ class ApiDoor:
         try:
             call = replace(call, body=await self._body(scope, receive))
         except BodyTooLarge as error:
-            await _send(send, pipeline.refuse(call, error))
+            await _send(send, self._pipeline.refuse(call, error))
             return
         except _ClientLeft:
             return
-        reply = await _unless_gone(pipeline.handle(call), receive)
+        reply = await _unless_gone(self._pipeline.handle(call), receive)
         if reply is not None:
             await _deliver(reply, receive, send)
 
@@ -119,18 +118,18 @@ async def _send(send: Send, reply: Reply) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def create_app(settings: config.Settings) -> FastAPI:
-    """The ASGI application. The pipeline lives as long as the application's lifespan."""
+def create_app(pipeline: Pipeline) -> FastAPI:
+    """The ASGI application. Its lifespan starts the pipeline and ends it."""
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.pipeline = Pipeline.open(settings)
-        for name, backend in settings.backends.items():
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        pipeline.start()
+        for name, backend in pipeline.settings.backends.items():
             log.info("backend %s is at %s", name, backend.shown_url)
         try:
             yield
         finally:
-            await app.state.pipeline.aclose()
+            await pipeline.aclose()
 
     app = FastAPI(title="reasoning-proxy", version=__version__, lifespan=lifespan, openapi_url=None)
 
@@ -140,7 +139,7 @@ def create_app(settings: config.Settings) -> FastAPI:
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        problem = await app.state.pipeline.ready()
+        problem = await pipeline.ready()
         status = "ready" if problem is None else problem
         return JSONResponse({"status": status}, status_code=200 if problem is None else 503)
 
@@ -148,7 +147,7 @@ def create_app(settings: config.Settings) -> FastAPI:
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    app.router.routes.append(Route("/{path:path}", ApiDoor(app, settings), methods=_METHODS))
+    app.router.routes.append(Route("/{path:path}", ApiDoor(pipeline), methods=_METHODS))
     return app
 
 
@@ -160,8 +159,8 @@ def serve(settings: config.Settings) -> None:
     for noisy in ("httpx", "asyncio", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     server = settings.server
-    uvicorn.run(
-        create_app(settings),
+    wanted = uvicorn.Config(
+        create_app(Pipeline.open(settings)),
         host=server.host,
         port=server.port,
         log_config=None,
@@ -169,3 +168,17 @@ def serve(settings: config.Settings) -> None:
         server_header=False,
         timeout_graceful_shutdown=math.ceil(server.drain_seconds),
     )
+    try:
+        _Server(wanted).run()
+    except SystemExit:
+        raise SystemExit(1) from None  # uvicorn has said why; its own codes are not ours
+
+
+class _Server(uvicorn.Server):
+    """Ends with exit code 0 after a signal: uvicorn raises it again, which looks like a crash to a supervisor."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()

@@ -38,7 +38,7 @@ MODELS_SECONDS = 10.0
 
 
 class Pipeline:
-    """The neutral core behind both doors. Needs a running event loop; `aclose` ends it."""
+    """The neutral core behind both doors. `start` and all that follows need a running event loop; `aclose` ends it."""
 
     def __init__(self, settings: config.Settings, store: Store) -> None:
         self.settings = settings
@@ -48,10 +48,12 @@ class Pipeline:
 
     @classmethod
     def open(cls, settings: config.Settings) -> Pipeline:
-        """A pipeline with its store open and its backends being looked at."""
-        pipeline = cls(settings, open_store(settings.store.url, settings.store.ledger_jsonl))
-        pipeline.backends.start(pipeline.store.recent_speeds())
-        return pipeline
+        """A pipeline with the store that the settings name. Raises ConfigError where it cannot be opened."""
+        return cls(settings, open_store(settings.store.url, settings.store.ledger_jsonl))
+
+    def start(self) -> None:
+        """Begin to look at the backends."""
+        self.backends.start(self.store.recent_speeds())
 
     async def handle(self, call: Call) -> Reply:
         """Answer a call. Errors of the caller and of backends come back as replies; nothing is raised for them."""

@@ -5,8 +5,9 @@ One class serves both `httpx` and `httpx2`: it answers with the response class o
 
 from __future__ import annotations
 
+import asyncio
 import importlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class AsyncTransport:
             raise ValueError("give either `config` or `backend`")
         self._settings = config or _settings_for(str(backend), engine, family)
         self._pipeline: Pipeline | None = None
+        self._earlier: list[dict[str, Any]] = []
 
     @classmethod
     def from_config(cls, path: str | Path) -> AsyncTransport:
@@ -41,9 +43,10 @@ class AsyncTransport:
         return cls(config.load(Path(path)))
 
     @property
-    def ledger(self) -> Sequence[dict[str, Any]]:
-        """The ledger rows of this process, oldest first, under their public names."""
-        return self._open().store.entries(own=True)
+    def ledger(self) -> list[dict[str, Any]]:
+        """The ledger rows of this process, oldest first, under their public names, also after closing."""
+        live = self._pipeline.store.entries(own=True) if self._pipeline else []
+        return [*self._earlier, *live]
 
     async def handle_async_request(self, request: Any) -> Any:
         """Answer a request of either library with a response of the same library."""
@@ -61,13 +64,15 @@ class AsyncTransport:
     def _open(self) -> Pipeline:
         if self._pipeline is None:
             self._pipeline = Pipeline.open(self._settings)
+            self._pipeline.start()
         return self._pipeline
 
     async def aclose(self) -> None:
         """Close the connections and write what is queued."""
         if self._pipeline is not None:
-            await self._pipeline.aclose()
-            self._pipeline = None
+            pipeline, self._pipeline = self._pipeline, None
+            self._earlier += await asyncio.to_thread(pipeline.store.entries, own=True)
+            await pipeline.aclose()
 
     async def __aenter__(self) -> AsyncTransport:
         return self

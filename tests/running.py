@@ -58,8 +58,8 @@ def settings(backend: str, *, engine: str = "kimi", family: str = "kimi-k3", **t
 @contextlib.asynccontextmanager
 async def serving(given: config.Settings) -> AsyncIterator[Running]:
     """The proxy on a free port of this process."""
-    app = create_app(given)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
+    pipeline = Pipeline.open(given)
+    server = uvicorn.Server(uvicorn.Config(create_app(pipeline), port=0, log_config=None, access_log=False))
     task = asyncio.create_task(server.serve())
     while not server.started:
         if task.done():
@@ -68,7 +68,7 @@ async def serving(given: config.Settings) -> AsyncIterator[Running]:
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         async with httpx.AsyncClient(timeout=30) as http:
-            yield Running(f"http://127.0.0.1:{port}/v1", app.state.pipeline, http)
+            yield Running(f"http://127.0.0.1:{port}/v1", pipeline, http)
     finally:
         server.should_exit = True
         await task
@@ -91,7 +91,7 @@ def process(folder: Path, toml: str) -> Iterator[str]:
                 return
         finally:
             child.terminate()
-            child.wait(20)
+            assert child.wait(20) == 0
     raise AssertionError((folder / "log.txt").read_text())
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import proxy
 from proxy import cli, config
 from proxy.dialects import DIALECTS
 from proxy.testing import FakeBackend, answer
@@ -52,6 +54,11 @@ def test_the_readmes_commands_exist(line):
     result = CliRunner().invoke(cli.main, [*command, "--help"])
     assert result.exit_code == 0
     assert all(option in result.output for option in options)
+
+
+def test_the_version_is_one():
+    """The package and its metadata say the same."""
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == proxy.__version__
 
 
 def test_the_table_of_modules_is_complete():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -56,3 +59,30 @@ async def test_a_thought_survives_a_restart_and_no_key_is_written(tmp_path):
     )
     assert b"very-secret" not in written
     assert b"PROMPT-TEXT" not in (tmp_path / "log.txt").read_bytes()
+
+
+def serve(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`reasoning-proxy serve` where it cannot start."""
+    command = [sys.executable, "-m", "proxy", "serve", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=cwd, check=False)  # noqa: S603
+
+
+def test_a_port_that_is_taken_ends_with_one_and_says_so(tmp_path):
+    """Exit code 1, and the address in the message."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = serve("--backend", "http://127.0.0.1:9/v1", "--port", str(port), cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "address already in use" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_damaged_store_ends_with_two_and_is_kept(tmp_path):
+    """The message names the file and what to do; no stack trace."""
+    (tmp_path / "proxy.db").write_bytes(b"this is no database" * 100)
+    (tmp_path / "config.toml").write_text(configuration("http://127.0.0.1:9/v1", tmp_path).replace("state/", ""))
+    ended = serve(cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "is damaged" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert (tmp_path / "proxy.db").read_bytes() == b"this is no database" * 100

@@ -84,7 +84,7 @@ async def test_the_prompt_cache_holds_though_the_front_end_drops_the_thought(eng
 
 
 async def test_a_small_cap_still_gets_an_answer(engine):
-    """Straight to the engine thinking takes all sixteen tokens; through the proxy the answer comes, and the row says how."""
+    """Straight to the engine thinking takes all sixteen tokens; through the proxy the answer comes."""
     said = [{"role": "user", "content": "What is the capital of France?"}]
     async with openai.AsyncOpenAI(base_url=engine.url, api_key="unused") as direct:
         lost = await say(direct, said, max_tokens=16)

@@ -116,7 +116,7 @@ async def test_a_stream_that_is_left_early_ends_the_backends_work():
                 break
             await stream.close()
             assert await backend.requests[0].hung_up()
-            assert transport.ledger[0]["outcome"] == "client_disconnected"
+        assert transport.ledger[0]["outcome"] == "client_disconnected"
 
 
 def test_a_transport_wants_one_source_of_settings():

@@ -72,7 +72,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     if not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
         # SQLite would make the index of its log here even to read; where there is no log, nothing needs one.
         where += "&immutable=1"
-    connection = sqlite3.connect(where, BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
+    connection = sqlite3.connect(where, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
     try:
         if not check(connection, path):
             raise NotFound(f"there is no ledger yet in {path}: `reasoning-proxy serve` makes it when it starts")
