@@ -120,7 +120,7 @@ class Pipeline:
             more, error = await relay.refused(answer, record)
             return Reply(answer.status, told + more, error)
         if request.stream:
-            relay.expect(answer, "text/event-stream")
+            await relay.expect(answer, "text/event-stream")
             return Reply(answer.status, told + relay.STREAM_HEADERS, relay.Stream(answer, dialect, view, record))
         event = await relay.whole(answer, dialect, record)
         return Reply(answer.status, [*told, relay.JSON, *shown_headers(record).items()], view.whole(event))

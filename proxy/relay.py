@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
@@ -11,7 +11,7 @@ from proxy import render, sse
 from proxy.backends import Answer
 from proxy.dialects import Dialect
 from proxy.errors import InternalError, ProxyError, UpstreamError, error_body
-from proxy.messages import Event
+from proxy.messages import Event, Json
 from proxy.record import Record
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class Stream:
         self._dialect = dialect
         self._view = view
         self._record = record
+        self._ready: list[bytes] = []
         self._pieces = self._run()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -41,54 +42,62 @@ class Stream:
         codec = sse.Decoder()
         try:
             async for data in self._answer.chunks():
-                piece, ended = self._take(codec.feed(data))
-                if piece:
+                ended = self._take(codec.feed(data))
+                if piece := self._flush():
                     yield piece
                 if ended:
                     return
-            piece, ended = self._take(codec.end())
-            yield piece if ended else piece + self._end()
+            if not self._take(codec.end()):
+                self._end()
         except ProxyError as error:
-            yield self._failed(error)
+            self._fail(error)
         except Exception:
             log.exception("request %s failed by a fault of this program", self._record.entry.request_id)
-            yield self._failed(InternalError("an internal error; the proxy's log says more under this request's id"))
+            self._fail(InternalError("an internal error; the proxy's log says more under this request's id"))
+        yield self._flush()
 
-    def _failed(self, error: ProxyError) -> bytes:
+    def _flush(self) -> bytes:
+        """What came in one read leaves in one write."""
+        ready, self._ready = self._ready, []
+        return b"".join(ready)
+
+    def _fail(self, error: ProxyError) -> None:
         self._record.failed(error)
-        return render.failure(error.message, error.type, error.code)
+        self._ready.append(render.failure(self._record.safe(error.message), error.type, error.code))
 
-    def _take(self, payloads: list[bytes]) -> tuple[bytes, bool]:
-        """What the client gets of events that came together, and whether the stream is over."""
-        pieces: list[bytes] = []
+    def _take(self, payloads: list[bytes]) -> bool:
+        """Read events that came together; true when the stream is over."""
         for payload in payloads:
             if payload == sse.DONE:
-                return b"".join([*pieces, self._complete()]), True
+                self._complete()
+                return True
             event = self._dialect.decode(payload)
             self._record.event(event)
             if event.error is not None:
-                return b"".join([*pieces, self._broken(event)]), True
-            pieces.append(self._view.event(event))
-        return b"".join(pieces), False
+                self._broken(event.error)
+                return True
+            self._ready.append(self._view.event(event))
+        return False
 
-    def _complete(self) -> bytes:
+    def _complete(self) -> None:
         """The row and the turns are there before `[DONE]` leaves: agents answer within milliseconds."""
         self._record.finish()
-        return self._view.close(self._record.fold)
+        self._ready.append(self._view.close(self._record.fold))
 
-    def _end(self) -> bytes:
+    def _end(self) -> None:
         """The backend closed without `[DONE]`: complete if every choice has its finish, else broken."""
         choices = self._record.fold.choices.values()
-        if choices and all(choice.finish for choice in choices):
-            return self._complete()
-        raise UpstreamError("the backend ended the stream in the middle of the answer")
+        if not choices or not all(choice.finish for choice in choices):
+            raise UpstreamError("the backend ended the stream in the middle of the answer")
+        self._complete()
 
-    def _broken(self, event: Event) -> bytes:
-        error = event.error or {}
+    def _broken(self, error: Mapping[str, Json]) -> None:
+        """The backend's own words for what went wrong."""
         message = self._record.safe(str(error.get("message") or "the backend reported an error without a message"))
         self._record.failed(UpstreamError(message))
         kind = error.get("type")
-        return render.failure(message, kind if isinstance(kind, str) else "upstream_error", error.get("code"))
+        kind = kind if isinstance(kind, str) else UpstreamError.type
+        self._ready.append(render.failure(message, kind, error.get("code")))
 
     async def aclose(self) -> None:
         self._record.finish("client_disconnected")
@@ -118,8 +127,8 @@ class Raw:
 
 async def whole(answer: Answer, dialect: Dialect, record: Record) -> Event:
     """A complete answer as one event; recorded before it leaves."""
+    await expect(answer, "application/json")
     try:
-        expect(answer, "application/json")
         event = dialect.decode(await answer.read(), whole=True)
     finally:
         await answer.aclose()
@@ -162,10 +171,12 @@ def error_fields(body: bytes, status: int) -> tuple[str, str | None, object, obj
     return str(message), kind if isinstance(kind, str) else "upstream_error", found.get("param"), found.get("code")
 
 
-def expect(answer: Answer, kind: str) -> None:
-    """Raise UpstreamError where the body is not of this media type; a missing type is forgiven."""
+async def expect(answer: Answer, kind: str) -> None:
+    """Close the answer and raise UpstreamError where it is not of this media type; a missing type is forgiven."""
+    if answer.status < 300 and answer.kind in (kind, ""):
+        return
+    await answer.aclose()
     if answer.status >= 300:
         place = answer.headers.get("location", "nowhere")
         raise UpstreamError(f"the backend answered {answer.status} and points to {place}: is its `url` right?")
-    if answer.kind not in (kind, ""):
-        raise UpstreamError(f"the backend answered with {answer.kind} where {kind} was expected")
+    raise UpstreamError(f"the backend answered with {answer.kind} where {kind} was expected")

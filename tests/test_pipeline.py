@@ -10,7 +10,7 @@ import httpx
 import pytest
 from running import events, serving, settings
 
-from proxy.testing import FakeBackend, ToolCall, answer, document, error
+from proxy.testing import FakeBackend, ToolCall, answer, document, error, raw
 from proxy.testing import events as script
 
 USER = {"role": "user", "content": "hi"}
@@ -224,6 +224,29 @@ async def test_a_stream_that_ends_in_the_middle_is_an_error_and_no_turn():
         assert "error" in json.loads(events(response.text)[-2])
         await proxy.chat(USER, {"role": "assistant", "content": "Two "}, MORE)
         assert "reasoning_content" not in backend.requests[-1].body["messages"][1]
+
+
+@pytest.mark.parametrize("broken", ["{garbage", '{"error": {"message": "boom"}}'])
+async def test_events_that_came_before_a_broken_one_are_not_lost(broken):
+    """Also where they came in the same read."""
+    good = json.dumps({"choices": [{"index": 0, "delta": {"content": "first words"}}]})
+    reply = raw(f"data: {good}\n\ndata: {broken}\n\n".encode())
+    async with FakeBackend(reply) as backend, serving(settings(backend.url)) as proxy:
+        response = await proxy.chat(USER, stream=True)
+    first, failure, done = events(response.text)
+    assert (first, done) == (good, "[DONE]")
+    assert "error" in json.loads(failure)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_of_the_wrong_kind_is_an_error_and_its_connection_is_let_go(stream):
+    """HTML from something in between, or a stream where none was asked for."""
+    reply = raw(b"<html>", headers={"content-type": "text/html"}).then_stall()
+    async with FakeBackend(reply) as backend, serving(settings(backend.url)) as proxy:
+        response = await proxy.chat(USER, stream=stream)
+        assert (response.status_code, response.json()["error"]["code"]) == (502, "upstream_error")
+        assert "text/html" in response.json()["error"]["message"]
+        assert await backend.requests[0].hung_up()
 
 
 async def test_an_error_event_reaches_the_client_and_ends_the_stream():
