@@ -6,23 +6,26 @@ import asyncio
 import contextlib
 import logging
 import math
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy import __version__, config
-from proxy.errors import BodyTooLarge
+from proxy.errors import BodyTooLarge, NotFound, ProxyError
 from proxy.messages import Call, Reply
 from proxy.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
+_OFFERS_H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n|$)", re.IGNORECASE)
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 
@@ -113,8 +116,11 @@ async def _send(send: Send, reply: Reply) -> None:
         await send({"type": "http.response.body", "body": reply.body})
         return
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    async for piece in reply.body:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    try:
+        async for piece in reply.body:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except ProxyError:
+        return  # a body that passes through broke: without its end the client sees that it is not complete
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -133,7 +139,12 @@ def create_app(pipeline: Pipeline) -> FastAPI:
 
     app = FastAPI(title="reasoning-proxy", version=__version__, lifespan=lifespan, openapi_url=None)
 
-    @app.get("/health")
+    @app.exception_handler(405)
+    async def no_such_method(request: Request, _: Exception) -> Response:
+        error = NotFound(f"{request.method} {request.url.path} does not exist")
+        return Response(error.body(), 405, error.headers, "application/json")
+
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
@@ -151,27 +162,26 @@ def create_app(pipeline: Pipeline) -> FastAPI:
     return app
 
 
-def serve(settings: config.Settings) -> None:
-    """Run the server until SIGTERM or SIGINT; open streams get `server.drain_seconds`."""
-    logging.basicConfig(
-        level=settings.store.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    for noisy in ("httpx", "asyncio", "aiohttp"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    server = settings.server
-    wanted = uvicorn.Config(
-        create_app(Pipeline.open(settings)),
-        host=server.host,
-        port=server.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=math.ceil(server.drain_seconds),
-    )
-    try:
-        _Server(wanted).run()
-    except SystemExit:
-        raise SystemExit(1) from None  # uvicorn has said why; its own codes are not ours
+class _Protocol(HttpToolsProtocol):
+    """Stays at HTTP/1.1 where a client offers HTTP/2.
+
+    Java's HttpClient does so on every plain connection (`Upgrade: h2c`), and the parser reads no body behind an upgrade
+    that uvicorn then refuses.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        head, end, rest = data.partition(b"\r\n\r\n")
+        if end and _OFFERS_H2C.search(head):
+            data = _OFFERS_H2C.sub(b"\r\nx-upgrade: h2c", head) + end + rest
+        super().data_received(data)
+
+
+class _Formatter(logging.Formatter):
+    """One line a message: control characters in what clients wrote would forge lines or steer a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = "".join(char if char.isprintable() else repr(char)[1:-1] for char in record.message)
+        return super().formatMessage(record)
 
 
 class _Server(uvicorn.Server):
@@ -182,3 +192,34 @@ class _Server(uvicorn.Server):
         with super().capture_signals():
             yield
             self._captured_signals.clear()
+
+
+def server_of(pipeline: Pipeline) -> uvicorn.Server:
+    """The server for a pipeline, at the address of its settings; running it ends the pipeline too."""
+    settings = pipeline.settings.server
+    return _Server(
+        uvicorn.Config(
+            create_app(pipeline),
+            host=settings.host,
+            port=settings.port,
+            http=_Protocol,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
+        )
+    )
+
+
+def serve(settings: config.Settings) -> None:
+    """Run the server until SIGTERM or SIGINT; open streams get `server.drain_seconds`."""
+    talk = logging.StreamHandler()
+    talk.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=settings.store.log_level.upper(), handlers=[talk])
+    for noisy in ("httpx", "asyncio", "aiohttp"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        server_of(Pipeline.open(settings)).run()
+    except SystemExit:
+        raise SystemExit(1) from None  # uvicorn has said why; its own codes are not ours

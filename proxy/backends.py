@@ -11,13 +11,14 @@ from typing import Any
 
 import aiohttp
 import httpx
-import msgspec
 from httpx_aiohttp import AiohttpTransport
+from httpx_aiohttp.transport import AiohttpResponseStream
 
 from proxy import config, probes
 from proxy.dialects import DIALECTS, Dialect
 from proxy.errors import ModelNotFound, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from proxy.families import Families, Family
+from proxy.jsons import JsonError, loads
 from proxy.messages import Facts
 from proxy.prices import Price
 
@@ -32,7 +33,38 @@ _LEAST_TOKENS = 4
 
 # Both kinds mean that no connection came about. httpx-aiohttp 0.2 gives the same httpx error for a connection that
 # broke later, so the cause decides.
-_NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
+# A URL that no connection can be made to is a ValueError.
+_NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, httpx.InvalidURL, ValueError)
+
+
+class _Received(httpx.AsyncByteStream):
+    """A body that hands out all that was received, also when the connection broke: aiohttp 3.14 raises before that."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        content = self._response.content
+        try:
+            async for chunk in content.iter_any():
+                yield chunk
+        except aiohttp.ClientError:
+            if rest := b"".join(content._buffer):
+                yield rest
+            raise
+
+    async def aclose(self) -> None:
+        self._response.close()
+
+
+class _Transport(AiohttpTransport):
+    """httpx on aiohttp's engine. Errors of a body come as aiohttp's own, which tell more than their httpx names."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        assert isinstance(response.stream, AiohttpResponseStream)  # noqa: S101 - what the class above returns
+        response.stream = _Received(response.stream._aiohttp_response)
+        return response
 
 
 class Answer:
@@ -90,7 +122,7 @@ class Backend:
         """The engine's name: configured, found, or the plain one until it is found."""
         if self.settings.engine != "auto":
             return self.settings.engine
-        return self._found.engine if self._found else probes.hosted(self.settings.url) or "openai"
+        return self._found.engine if self._found else probes.hosted(self.settings.base) or "openai"
 
     @property
     def dialect(self) -> Dialect:
@@ -121,7 +153,7 @@ class Backend:
 
     async def _look(self) -> None:
         try:
-            found = await probes.look(self._get, self.settings.url, self.settings.engine)
+            found = await probes.look(self._get, self.settings.base, self.settings.engine)
         except Exception:  # a probe is never a reason to fail
             log.exception("the probe of backend %s failed", self.name)
             return
@@ -130,14 +162,15 @@ class Backend:
             log.info("backend %s: %s, context %s", self.name, found.engine, found.context_limit or "unknown")
 
     async def _get(self, url: str) -> tuple[dict[str, str], Any] | None:
-        headers = {"authorization": f"Bearer {self.settings.key}"} if self.settings.key else {}
+        given = self.settings.authorization
+        headers = {"authorization": given} if given else {}
         try:
             response = await self._http().get(url, headers=headers, timeout=PROBE_SECONDS)
             self.answered = True
             if response.status_code != httpx.codes.OK:
                 return None
-            return dict(response.headers), msgspec.json.decode(response.content)
-        except (httpx.HTTPError, aiohttp.ClientError, msgspec.DecodeError, TimeoutError, UnicodeDecodeError):
+            return dict(response.headers), loads(response.content)
+        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError, *JsonError):
             return None
 
     def facts(self, upstream_model: str, family: Family, conversation_effort: str | None) -> Facts:
@@ -182,14 +215,15 @@ class Backend:
         Nothing is ever sent twice.
         """
         client = self._http()
-        url = f"{self.settings.url}{path}" + (f"?{query}" if query else "")
-        sent = dict(headers)
-        if self.settings.key:
-            sent["authorization"] = f"Bearer {self.settings.key}"
-        request = client.build_request(method, url, headers=sent, content=body)
+        url = f"{self.settings.base}{path}" + (f"?{query}" if query else "")
+        sent = {**headers, "authorization": self.settings.authorization or headers.get("authorization", "")}
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in sent.items() if value]
         with _told(self.name):
-            response = await client.send(request, stream=True)
+            response = await client.send(client.build_request(method, url, headers=raw, content=body), stream=True)
         self.answered = True
+        if not 200 <= response.status_code <= 599:
+            await response.aclose()
+            raise UpstreamError(f"backend {self.name} answered with the status {response.status_code}, which is none")
         return Answer(response, self.name)
 
     def _http(self) -> httpx.AsyncClient:
@@ -202,7 +236,7 @@ class Backend:
                 skip_auto_headers={"accept", "accept-encoding", "user-agent", "content-type"},
             )
             self._clients[pooled] = httpx.AsyncClient(
-                transport=AiohttpTransport(client=session),
+                transport=_Transport(client=session),
                 timeout=httpx.Timeout(settings.read_timeout or None, connect=settings.connect_timeout, pool=None),
             )
         return self._clients[pooled]
@@ -220,7 +254,7 @@ def _told(name: str) -> Any:
     """Network errors as ours, by whether a connection was made."""
     try:
         yield
-    except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError, ValueError) as error:
         cause = error.__cause__ if isinstance(error, httpx.HTTPError) else error
         if isinstance(cause, _NO_CONNECTION):
             reason = getattr(cause, "strerror", None) or str(error) or "no answer within `connect_timeout`"

@@ -51,8 +51,9 @@ sentence ::= [A-Z] [^<>.!?\n]{8,200} [.!?]
 """
 """What the bundled model may write. Without it, half of its turns end with the thought and have no answer.
 
-The end of the thought must begin with the very text that the engine forces when a budget is spent, `</think>`: with a
-line break before it, the forced tokens are refused one by one and the thought never ends (llama.cpp, build 11549).
+When a budget is spent the engine forces `</think>`, at any place and token by token. So every place of a thought must
+allow just that: where the grammar wants another sign first, the forced tokens are lost one by one and the thought never
+ends. The same befalls a budget of 0 if the prompt goes on behind `<think>` (both: llama.cpp, build 11549).
 """
 
 PARENT_SECONDS = 0.5
@@ -240,7 +241,7 @@ def serve(model: Path, *, port: int, context: int, parallel: int, parent: int) -
     params.model_alias = {BUNDLED if bundled else model.stem}
     if bundled:
         user = llama.common_grammar_type.COMMON_GRAMMAR_TYPE_USER
-        params.chat_template = Path(__file__).with_name("chat.jinja").read_text()
+        params.chat_template = Path(__file__).with_name("chat.jinja").read_text("utf-8")
         params.sampling.grammar = llama.CommonGrammar(user, GRAMMAR)
         params.sampling.reasoning_budget_tokens = THOUGHT
         params.sampling.temp = 0.0  # the same answer every time

@@ -2,6 +2,8 @@
 
     ProxyError
     ├── ConfigError            a setting is wrong (command line: exit code 2)
+    ├── EngineError            the embedded engine does not start, or is missing (`engine.py`)
+    ├── DemoFailed             the demo did not see what it shows (`demo/`)
     ├── InternalError          500  a fault of this program; its traceback is in the log
     ├── RequestError           the caller's mistake, found before anything was sent
     │   ├── InvalidRequest     400  a field has the wrong type or value

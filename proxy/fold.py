@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from proxy.messages import Event, Json, ToolCall, Usage
+from proxy.jsons import healed
+from proxy.messages import Event, Json, ToolCall, Usage, count_of
 
 
 @dataclass(slots=True)
@@ -59,9 +60,9 @@ class Fold:
             self.error = event.error
 
     def answers(self) -> Iterator[tuple[Choice, str, str]]:
-        """Each choice with its thought and its text."""
+        """Each choice with its thought and its text; pairs that were cut between two deltas are whole again."""
         for choice in self.choices.values():
-            yield choice, "".join(choice.reasoning), "".join(choice.text)
+            yield choice, healed("".join(choice.reasoning)), healed("".join(choice.text))
 
     @property
     def reasoning_text(self) -> str:
@@ -96,10 +97,10 @@ class Fold:
     def reported(self) -> Usage:
         """Usage as reported; llama-server's timings tell the totals where no usage came (wire-formats 5)."""
         usage, timings = self.usage, self.timings
-        if usage.completion is None and isinstance(predicted := timings.get("predicted_n"), int):
-            usage = replace(usage, completion=predicted)
-        cached, evaluated = timings.get("cache_n"), timings.get("prompt_n")
-        if usage.prompt is None and isinstance(cached, int) and isinstance(evaluated, int):
+        if usage.completion is None:
+            usage = replace(usage, completion=count_of(timings.get("predicted_n")))
+        cached, evaluated = count_of(timings.get("cache_n")), count_of(timings.get("prompt_n"))
+        if usage.prompt is None and cached is not None and evaluated is not None:
             usage = replace(usage, prompt=cached + evaluated, cached=cached)
         return usage
 

@@ -19,6 +19,7 @@ from proxy.section import Section
 
 _NOT_SAID = frozenset({"system", "developer"})
 _DIGEST = 16
+_EXACT = 2**53
 _canonical = msgspec.json.Encoder(order="sorted")
 
 
@@ -90,9 +91,20 @@ def _text(text: str) -> str:
 def _arguments(arguments: str) -> Json:
     """Equal in value is equal: clients write argument JSON anew."""
     try:
-        return msgspec.json.decode(arguments) if arguments.strip() else {}
+        return _numbers(msgspec.json.decode(arguments)) if arguments.strip() else {}
     except (msgspec.DecodeError, RecursionError):
         return _text(arguments)
+
+
+def _numbers(value: Json) -> Json:
+    """`1.0` is `1` to a client that writes the JSON anew. Beyond 2^53 doubles are not exact, so there it is not."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if isinstance(value, list):
+        return [_numbers(part) for part in value]
+    if isinstance(value, dict):
+        return {name: _numbers(part) for name, part in value.items()}
+    return value
 
 
 def conversation_effort(chain: Chain, turns: Mapping[bytes, Turn]) -> str | None:

@@ -15,6 +15,8 @@ from proxy.families import Family
 Json = Any
 """A decoded JSON value."""
 
+_MOST_COUNTED = 2**53
+
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 """Names under which a thought stands on an assistant message, in the order in which they are believed."""
 
@@ -159,6 +161,11 @@ class Turn:
     key: bytes
     reasoning: str
     effort: str | None = None
+
+
+def count_of(value: Json) -> int | None:
+    """A number of tokens as an engine reports it; None for what can be none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_COUNTED else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,23 @@ Nothing is rewritten here: raw fields are kept, and what the rules need is read 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from proxy.errors import InvalidRequest
+from proxy.jsons import has_escaped_surrogates, healed
 from proxy.messages import REASONING_FIELDS, Ask, ChatRequest, Json, Message, ToolCall
 
 CAP_FIELDS = ("max_completion_tokens", "max_tokens")
 """Names of the output cap; where both are sent, engines obey the first (wire-formats: llama-server, vLLM, Moonshot)."""
+
+MOST_TOKENS = 2**31 - 1
+"""What llama-server takes at the most, and more than any model has."""
+MOST_LETTERS = 64
+"""Of an effort word."""
 
 _UNLIMITED = -1
 _TABLE = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -26,7 +33,8 @@ def read(body: bytes) -> ChatRequest:
     fields = _fields(body)
     model = _decoded(fields, "model")
     if not isinstance(model, str) or not model.strip():
-        raise InvalidRequest("`model` is missing: give the name of a model (GET /v1/models lists them)", param="model")
+        what = "missing" if model in (None, "") else f"no name but {_shown(model)}"
+        raise InvalidRequest(f"`model` is {what}: give one of the names that GET /v1/models lists", param="model")
     stream = _boolean(fields, "stream")
     options = _table(fields, "chat_template_kwargs")
     cap_field, cap = _cap(fields)
@@ -35,7 +43,7 @@ def read(body: bytes) -> ChatRequest:
         messages=_messages(fields),
         model=model,
         stream=stream,
-        include_usage=stream and bool((_plain_table(fields, "stream_options") or {}).get("include_usage")),
+        include_usage=stream and (_plain_table(fields, "stream_options") or {}).get("include_usage") is True,
         max_tokens=cap,
         max_tokens_field=cap_field,
         effort=_effort(fields, options),
@@ -46,12 +54,26 @@ def read(body: bytes) -> ChatRequest:
 
 def _fields(body: bytes) -> dict[str, bytes]:
     try:
-        table = _TABLE.decode(body)
+        table = _TABLE.decode(_without_half_pairs(body))
     except msgspec.ValidationError:
         raise InvalidRequest("the body must be a JSON object with `model` and `messages`") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     return {name: bytes(raw) for name, raw in table.items()}
+
+
+def _without_half_pairs(body: bytes) -> bytes:
+    """The body with lone surrogates replaced, where it has any: engines refuse them, and so does our reader."""
+    if not has_escaped_surrogates(body):
+        return body
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        try:
+            return healed(json.dumps(json.loads(body), ensure_ascii=False)).encode()
+        except (ValueError, RecursionError):
+            pass  # no JSON at all: whoever reads it next says so
+    return body
 
 
 def _decoded(fields: Mapping[str, bytes], name: str) -> Json:
@@ -92,8 +114,9 @@ def _cap(fields: Mapping[str, bytes]) -> tuple[str | None, int | None]:
         value = _decoded(fields, name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < _UNLIMITED:
-            raise InvalidRequest(f"`{name}` must be a whole number of tokens, not {_shown(value)}", param=name)
+        if isinstance(value, bool) or not isinstance(value, int) or not _UNLIMITED <= value <= MOST_TOKENS:
+            takes = f"must be a whole number of tokens up to {MOST_TOKENS}"
+            raise InvalidRequest(f"`{name}` {takes}, not {_shown(value)}", param=name)
         found = (name, None if value == _UNLIMITED else value)
     return found
 
@@ -161,12 +184,20 @@ def reasoning_of(values: Mapping[str, Json]) -> str | None:
 def details_text(value: Json) -> str:
     """The texts of `reasoning_details`, joined in order without separators."""
     entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-    texts = [entry.get("text", entry.get("summary")) for entry in entries]
+    texts = [entry.get("text") or entry.get("summary") for entry in entries]
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def _effort(fields: Mapping[str, bytes], options: Mapping[str, bytes]) -> Ask | None:
-    """What the client says about effort, in whichever spelling; template options first, as engines read them."""
+    """What the client says about effort. Raises InvalidRequest for a word that can be none."""
+    ask = _effort_said(fields, options)
+    if ask is not None and len(ask.word) > MOST_LETTERS:
+        raise InvalidRequest(f"`{ask.where}` has more than {MOST_LETTERS} letters", param=ask.where)
+    return ask
+
+
+def _effort_said(fields: Mapping[str, bytes], options: Mapping[str, bytes]) -> Ask | None:
+    """In whichever spelling it is said; template options first, as engines read them."""
     for name in ("thinking_effort", "reasoning_effort"):
         if word := _word(_decoded(options, name)):
             return Ask(word, f"chat_template_kwargs.{name}")

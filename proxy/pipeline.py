@@ -45,6 +45,8 @@ class Pipeline:
         self.store = store
         self.backends = Backends(settings, families.load(settings.families))
         self._callers = Callers(settings, store.salt)
+        self._secrets = [secret for backend in settings.backends.values() for secret in backend.secrets]
+        self._secrets += [client.key for client in settings.clients.values()]
 
     @classmethod
     def open(cls, settings: config.Settings) -> Pipeline:
@@ -79,7 +81,7 @@ class Pipeline:
 
     def _record(self, call: Call) -> Record:
         kind = "chat" if _api_path(call) == _CHAT else "passthrough"
-        return Record(self.store, call, "req_" + os.urandom(12).hex(), kind)
+        return Record(self.store, call, "req_" + os.urandom(12).hex(), kind, self._secrets)
 
     async def _routed(self, call: Call, record: Record) -> Reply:
         path = _api_path(call)
@@ -89,7 +91,7 @@ class Pipeline:
             return await self._chat(call, record)
         if call.method == "GET" and (path == "/models" or path.startswith("/models/")):
             return await self._models(call, path.removeprefix("/models").strip("/"), record)
-        if call.path.startswith("/v1/") and ".." not in path:
+        if call.path.startswith("/v1/") and not {".", ".."} & set(path.split("/")):
             return await self._pass_through(call, record)
         raise NotFound(f"there is nothing at {call.path}; the API is at /v1")
 
@@ -126,7 +128,6 @@ class Pipeline:
         return Reply(answer.status, [*told, relay.JSON, *shown_headers(record).items()], view.whole(event))
 
     def _caller(self, call: Call, record: Record) -> Caller:
-        record.hide(call.headers.get("authorization", "").removeprefix("Bearer "))
         caller = self._callers.of(call.headers)
         record.caller(caller)
         return caller
@@ -143,7 +144,7 @@ class Pipeline:
             try:
                 served = await self._served(backend, call.headers)
             except ProxyError as error:
-                log.warning("%s", error.message)
+                log.warning("%s", record.safe(error.message))
                 trouble = error
                 served = [_model_row(name, backend.name) for name in backend.models]
             for row in served:
@@ -180,7 +181,6 @@ class Pipeline:
         """Any other path of the API: unchanged, streamed, and with a row of its own."""
         self._caller(call, record)
         backend = self._backend_for(call.body, record)
-        record.hide(backend.settings.key)
         record.entry.backend, record.entry.engine = backend.name, backend.engine
         sent = _upstream_headers(call.headers)
         for name in ("accept-encoding", "content-type"):
@@ -190,9 +190,11 @@ class Pipeline:
         answer = await backend.send(call.method, call.path.removeprefix("/v1"), sent, call.body, query=call.query)
         record.answered(answer.status)
         told = [("x-proxy-backend", backend.name), *_returned(answer.headers)]
-        kept = ("content-type", "content-encoding", "cache-control")
+        refused = answer.status >= 400
+        kept = ("content-type", "cache-control") if refused else ("content-type", "cache-control", "content-encoding")
         told += [(name, answer.headers[name]) for name in kept if name in answer.headers]
-        return Reply(answer.status, told, relay.Raw(answer, record))
+        body = await relay.refused_raw(answer, record) if refused else relay.Raw(answer, record)
+        return Reply(answer.status, told, body)
 
     def _backend_for(self, body: bytes, record: Record) -> Backend:
         """By the `model` of a JSON body, else the first backend."""
@@ -228,7 +230,8 @@ def _api_path(call: Call) -> str:
 
 def _failed(record: Record, error: ProxyError) -> Reply:
     record.failed(error)
-    return Reply(error.status, [relay.JSON, *error.headers.items()], error.body())
+    body = record.safe(error.body().decode()).encode()
+    return Reply(error.status, [relay.JSON, *error.headers.items()], body)
 
 
 def _identified(reply: Reply, call: Call, record: Record) -> Reply:
@@ -255,7 +258,7 @@ def _returned(found: Mapping[str, str]) -> list[tuple[str, str]]:
     return [
         (name, value)
         for name, value in found.items()
-        if name.lower() not in _NOT_RETURNED and not name.lower().startswith("x-proxy-")
+        if name.lower() not in _NOT_RETURNED and not name.lower().startswith("x-proxy-") and value.isprintable()
     ]
 
 

@@ -20,7 +20,7 @@ def sqlite_path(url: str) -> Path | None:
     if url == "sqlite":
         return state_folder() / "proxy.db"
     scheme, _, name = url.partition(":///")
-    if scheme == "sqlite" and name and not name.endswith("/"):
+    if scheme == "sqlite" and name and not name.endswith("/") and "\0" not in name:
         return Path(name)
     if url.startswith(("postgresql:", "postgres:")):
         raise ConfigError(f"this version does not have PostgreSQL yet; {_ACCEPTED}")

@@ -6,17 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from proxy import tokens
 from proxy.errors import InvalidRequest
 from proxy.messages import Ask, ChatRequest, Facts, Plan
+from proxy.normalise import MOST_TOKENS
 from proxy.section import Section
 
 _USUAL_EFFORTS = ("low", "medium", "high")
 _BUDGET_FIELDS = {"thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget"}
 
-Tokens = Annotated[int, Ge(0)]
+Tokens = Annotated[int, Ge(0), Le(MOST_TOKENS)]
 
 
 class Probe(Section):
@@ -96,7 +97,8 @@ def _default_effort(plan: Plan, settings: Policy) -> tuple[str, str]:
         return facts.conversation_effort, "conversation"
     if default == "auto":
         return (words[0], "slow-backend") if facts.slow and words else ("", "auto")
-    return facts.family.effort_words.get(default, default), "default"
+    word = facts.family.effort_words.get(default, default)
+    return (word, "default") if word in facts.family.efforts or not facts.family.efforts else ("", "unknown-word")
 
 
 def floor(plan: Plan, settings: Policy) -> Plan:
@@ -134,7 +136,7 @@ def thinking_budget(plan: Plan, settings: Policy) -> Plan:
     if cap is None:
         return plan
     room = _room(plan)
-    cap = cap if room is None else max(1, min(cap, room))
+    cap = cap if room is None else min(cap, max(room, 1))
     budget = cap - min(settings.answer_reserve_tokens, (cap + 1) // 2)
     kept = f"{cap - budget} tokens are kept for the answer"
     return plan.decided("thinking_budget", kept, thinking_budget=budget, thinking_budget_reason="reserve")

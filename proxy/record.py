@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -18,6 +18,7 @@ from proxy.messages import Call, Entry, Event, Plan, Turn, Usage
 from proxy.store import Store
 
 _LEAST_SECRET = 6
+_MOST_SPEED = 1e9
 _LEAST_SPAN = 0.1
 """Seconds; a whole answer that arrives in fewer came out of a buffer, and its pace says nothing."""
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _CHOSEN_BY_DEFAULT = frozenset({"auto", "slow-backend", "default", "conversation
 class Record:
     """Collects what happens to a request. `finish` is synchronous: after a disconnect every await is cancelled."""
 
-    def __init__(self, store: Store, call: Call, request_id: str, kind: str) -> None:
+    def __init__(self, store: Store, call: Call, request_id: str, kind: str, secrets: Iterable[str] = ()) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self.entry = Entry(ts=now, request_id=request_id, endpoint=call.path, kind=kind)
         self.fold = Fold()
@@ -36,17 +37,13 @@ class Record:
         self._started = time.monotonic()
         self._span = _Span()
         self._finished = False
-        self._secrets: list[str] = []
+        self._secrets = [*filter(_is_secret, secrets), *filter(_is_secret, _keys_in(call.headers))]
         self._plan: Plan | None = None
         self._chain: Chain | None = None
         self._route: Route | None = None
 
-    def hide(self, *secrets: str | None) -> None:
-        """Keys that must not stand in a row, whoever quotes them."""
-        self._secrets += [secret for secret in secrets if secret and len(secret) >= _LEAST_SECRET]
-
     def safe(self, text: str) -> str:
-        """`text` without the keys."""
+        """`text` without the keys of backends, clients and this call, whoever quotes them."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
@@ -59,7 +56,6 @@ class Record:
     def planned(self, plan: Plan, chain: Chain, route: Route) -> None:
         """What was decided, before it is sent."""
         self._plan, self._chain, self._route = plan, chain, route
-        self.hide(route.backend.settings.key)
         entry, request, facts, counts = self.entry, plan.request, plan.facts, plan.history
         entry.kind, entry.stream, entry.attempts = plan.kind, request.stream, 1
         entry.model, entry.upstream_model = request.model, facts.upstream_model
@@ -120,7 +116,8 @@ class Record:
                 entry.flags.append("empty_turn")
             self._remember()
         else:
-            entry.outcome = outcome
+            first = fold.choices.get(0)
+            entry.outcome, entry.finish_reason = outcome, first.finish if first else None
         told = (entry.request_id, entry.kind, entry.model or entry.endpoint, entry.status, entry.outcome)
         log.info("%s %s %s: status %s, %s, %s ms", *told, entry.duration_ms)
         price = self._route.price if self._route else None
@@ -207,7 +204,22 @@ class _Counting:
 
 
 def _positive(value: object) -> float | None:
-    return round(float(value), 3) if isinstance(value, int | float) and value > 0 else None
+    return round(float(value), 3) if isinstance(value, int | float) and 0 < value < _MOST_SPEED else None
+
+
+def _is_secret(text: str) -> bool:
+    """Whether it is long enough to be one: hiding short texts would garble messages."""
+    return len(text) >= _LEAST_SECRET
+
+
+def _keys_in(headers: Mapping[str, str]) -> list[str]:
+    """The keys that a caller sent, under the names that clients use."""
+    authorization = headers.get("authorization", "")
+    return [
+        authorization.partition(" ")[2].strip() or authorization,
+        headers.get("x-api-key", ""),
+        headers.get("api-key", ""),
+    ]
 
 
 def shown_headers(record: Record) -> Mapping[str, str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Mapping
 
-import msgspec
-
 from proxy import render, sse
 from proxy.backends import Answer
 from proxy.dialects import Dialect
 from proxy.errors import InternalError, ProxyError, UpstreamError, error_body
+from proxy.jsons import JsonError, dumps, loads
 from proxy.messages import Event, Json
 from proxy.record import Record
 
@@ -68,10 +67,17 @@ class Stream:
     def _take(self, payloads: list[bytes]) -> bool:
         """Read events that came together; true when the stream is over."""
         for payload in payloads:
-            if payload == sse.DONE:
+            if payload.startswith(sse.DONE):
                 self._complete()
                 return True
-            event = self._dialect.decode(payload)
+            if not payload.strip():
+                continue
+            try:
+                event = self._dialect.decode(payload)
+            except UpstreamError as error:
+                # Not a token's worth of meaning is lost with it, and hours of work would be if the stream ended here.
+                log.warning("request %s: an event is left out: %s", self._record.entry.request_id, error.message)
+                continue
             self._record.event(event)
             if event.error is not None:
                 self._broken(event.error)
@@ -86,10 +92,13 @@ class Stream:
 
     def _end(self) -> None:
         """The backend closed without `[DONE]`: complete if every choice has its finish, else broken."""
-        choices = self._record.fold.choices.values()
-        if not choices or not all(choice.finish for choice in choices):
+        if not self._is_finished():
             raise UpstreamError("the backend ended the stream in the middle of the answer")
         self._complete()
+
+    def _is_finished(self) -> bool:
+        choices = self._record.fold.choices.values()
+        return bool(choices) and all(choice.finish for choice in choices)
 
     def _broken(self, error: Mapping[str, Json]) -> None:
         """The backend's own words for what went wrong."""
@@ -100,7 +109,8 @@ class Stream:
         self._ready.append(render.failure(message, kind, error.get("code")))
 
     async def aclose(self) -> None:
-        self._record.finish("client_disconnected")
+        """Let the backend go. A client that left behind the last finish reason has the whole answer."""
+        self._record.finish(None if self._is_finished() else "client_disconnected")
         await self._answer.aclose()
 
 
@@ -118,7 +128,7 @@ class Raw:
         except ProxyError as error:
             self._record.failed(error)
             raise
-        self._record.finish("ok" if self._answer.status < 400 else "upstream_error")
+        self._record.finish("ok")
 
     async def aclose(self) -> None:
         self._record.finish("client_disconnected")
@@ -127,15 +137,14 @@ class Raw:
 
 async def whole(answer: Answer, dialect: Dialect, record: Record) -> Event:
     """A complete answer as one event; recorded before it leaves."""
-    await expect(answer, "application/json")
+    await expect(answer, "application/json", "text/plain")
     try:
         event = dialect.decode(await answer.read(), whole=True)
     finally:
         await answer.aclose()
     record.fold.add(event)
     if event.error is not None:
-        message = event.error.get("message")
-        raise UpstreamError(f"the backend answered with an error: {message or event.error}")
+        raise UpstreamError(f"the backend answered with an error: {event.error.get('message') or event.error}")
     record.finish()
     return event
 
@@ -147,36 +156,57 @@ async def refused(answer: Answer, record: Record) -> tuple[list[tuple[str, str]]
     finally:
         await answer.aclose()
     message, kind, param, code = error_fields(body, answer.status)
-    message = record.entry.error = record.safe(message)
+    record.entry.error = record.safe(message)
     record.finish("upstream_error")
+    told = record.safe(error_body(message, kind, code, param).decode()).encode()
     # 503 and 429 come before any work; every other 5xx may have cost tokens, and llama-server says 500 for mistakes
     # of the caller, which the openai SDK would send three times.
     if answer.status >= 500 and answer.status != 503:
-        return [JSON, ("x-should-retry", "false")], error_body(message, kind, code, param)
-    return [JSON], error_body(message, kind, code, param)
+        return [JSON, ("x-should-retry", "false")], told
+    return [JSON], told
+
+
+async def refused_raw(answer: Answer, record: Record) -> bytes:
+    """The decoded body of an error that passes through. Only keys are taken out of it."""
+    try:
+        body = await answer.read()
+    finally:
+        await answer.aclose()
+    record.entry.error = record.safe(error_fields(body, answer.status)[0])
+    record.finish("upstream_error")
+    return record.safe(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def error_fields(body: bytes, status: int) -> tuple[str, str | None, object, object]:
     """(message, type, param, code) from the shapes that engines use: nested, flat, a bare text, or no JSON at all."""
     try:
-        found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = loads(body)
+    except JsonError:
         found = body.decode("utf-8", "replace").strip()[:2000]
     if isinstance(found, dict) and found.get("error"):
         found = found["error"]
     if not isinstance(found, dict):
         return str(found or f"the backend answered {status} without a body"), "upstream_error", None, status
-    message = found.get("message") or msgspec.json.encode(found).decode()
+    message = found.get("message") or dumps(found).decode()
     kind = found.get("type")
     return str(message), kind if isinstance(kind, str) else "upstream_error", found.get("param"), found.get("code")
 
 
-async def expect(answer: Answer, kind: str) -> None:
-    """Close the answer and raise UpstreamError where it is not of this media type; a missing type is forgiven."""
-    if answer.status < 300 and answer.kind in (kind, ""):
+async def expect(answer: Answer, *kinds: str) -> None:
+    """Close the answer and raise UpstreamError where it has no body, or is of none of these media types.
+
+    A missing type is forgiven. What an error in JSON says is repeated.
+    """
+    status = answer.status
+    if status < 300 and status != 204 and answer.kind in (*kinds, ""):
         return
-    await answer.aclose()
-    if answer.status >= 300:
+    try:
+        words = error_fields(await answer.read(), status)[0] if answer.kind == "application/json" else ""
+    finally:
+        await answer.aclose()
+    if status >= 300:
         place = answer.headers.get("location", "nowhere")
-        raise UpstreamError(f"the backend answered {answer.status} and points to {place}: is its `url` right?")
-    raise UpstreamError(f"the backend answered with {answer.kind} where {kind} was expected")
+        raise UpstreamError(f"the backend answered {status} and points to {place}: is its `url` right?")
+    if status == 204:
+        raise UpstreamError("the backend answered 204, without a body")
+    raise UpstreamError(f"the backend answered with {answer.kind} where {kinds[0]} was expected: {words}".rstrip(": "))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import msgspec
-
 from proxy import sse
 from proxy.fold import Fold, finish_of
+from proxy.jsons import dumps, loads
 from proxy.messages import REASONING_FIELDS, Event
 from proxy.normalise import details_text
 
@@ -20,7 +19,6 @@ _NAMES: dict[Shown, tuple[str, ...]] = {
     "both": ("reasoning_content", "reasoning"),
     "hidden": (),
 }
-_dumps = msgspec.json.encode
 
 
 class View:
@@ -44,39 +42,39 @@ class View:
             return b""
         if not (withheld or event.odd or self._renames(event)):
             return sse.encode(_one_line(event.raw))
-        body = msgspec.json.decode(event.raw)
+        body = loads(event.raw)
         if withheld:
             body.pop("usage", None)
         kept = [choice for choice in body.get("choices") or [] if self._choice(choice, withheld)]
         if not kept and not event.empty:
             return b""
         body["choices"] = kept
-        return sse.encode(_dumps(body))
+        return sse.encode(dumps(body))
 
     def whole(self, event: Event) -> bytes:
         """A whole answer as a JSON body."""
         if not (event.odd or self._renames(event)):
             return event.raw
-        body = msgspec.json.decode(event.raw)
+        body = loads(event.raw)
         for at, choice in enumerate(body.get("choices") or []):
             if not isinstance(choice.get("index"), int):
                 choice["index"] = at
             if isinstance(choice.get("message"), dict):
                 self._rename(choice["message"])
-        return _dumps(body)
+        return dumps(body)
 
     def close(self, fold: Fold) -> bytes:
         """The end of a complete stream: a finish for each choice that lacks one, then `[DONE]`."""
         lacking = [(at, choice) for at, choice in fold.choices.items() if choice.finish is None]
         if not lacking or self._last is None:
             return sse.DONE_EVENT
-        body = msgspec.json.decode(self._last)
+        body = loads(self._last)
         body.pop("usage", None)
         body["choices"] = [{"index": at, "delta": {}, "finish_reason": finish_of(choice)} for at, choice in lacking]
-        return sse.encode(_dumps(body)) + sse.DONE_EVENT
+        return sse.encode(dumps(body)) + sse.DONE_EVENT
 
     def _renames(self, event: Event) -> bool:
-        return bool(event.names) and event.names - {"reasoning_details"} != self._wanted
+        return bool(event.names) and (self._hidden or event.names - {"reasoning_details"} != self._wanted)
 
     def _choice(self, choice: dict[str, Any], withheld: bool) -> bool:
         """Make one choice of a chunk strict; false when nothing is left of it."""
@@ -109,7 +107,7 @@ class View:
 def failure(message: str, type: str | None, code: object) -> bytes:
     """An error inside a stream that has begun; no finish reason is invented."""
     return (
-        sse.encode(_dumps({"error": {"message": message, "type": type, "param": None, "code": code}})) + sse.DONE_EVENT
+        sse.encode(dumps({"error": {"message": message, "type": type, "param": None, "code": code}})) + sse.DONE_EVENT
     )
 
 

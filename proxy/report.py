@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from proxy.errors import InvalidRequest
+from proxy.errors import ConfigError, InvalidRequest
 from proxy.messages import Entry
 from proxy.store.ledger import load, open_ledger
 
@@ -167,7 +167,10 @@ class Report:
         sums = ", ".join(f"{sql} AS {name}" for name, sql in _SUMS.items())
         sql = f"SELECT {first}{sums} FROM requests {where} {last}"  # noqa: S608 - our own words; values are bound
         with self._lock:
-            rows = self._connection.execute(sql, list(given.values())).fetchall()
+            try:
+                rows = self._connection.execute(sql, list(given.values())).fetchall()
+            except sqlite3.Error as error:
+                raise ConfigError(f"the ledger cannot be read ({error}): is it reasoning-proxy's own file?") from None
         return [_row(names, row) for row in rows]
 
 
@@ -271,8 +274,14 @@ def _csv(by: str, rows: list[dict[str, Any]]) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, [by, *COLUMNS], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({**row, by: _plain(row[by])} for row in rows)
     return file.getvalue().rstrip("\n")
+
+
+def _plain(name: str | None) -> str | None:
+    """A name that clients chose, as a cell that no spreadsheet takes for a formula, without control characters."""
+    shown = None if name is None else _printable(name)
+    return f"'{shown}" if shown and shown[0] in "=+-@" else shown
 
 
 def _text(by: str, rows: list[dict[str, Any]], total: dict[str, Any], period: str) -> str:
@@ -327,5 +336,9 @@ def _cell(name: str, value: Any) -> str:
         return "<0.0001" if 0 < cost < Decimal("0.0001") else f"{cost:,.4f}"
     if isinstance(value, int):
         return f"{value:,}"
-    # The name of a model is what a client wrote: it must not steer the terminal.
-    return "".join(letter if letter.isprintable() else "�" for letter in str(value))
+    return _printable(str(value))
+
+
+def _printable(name: str) -> str:
+    """The name of a model is what a client wrote: it must not steer the terminal."""
+    return "".join(letter if letter.isprintable() else "�" for letter in name)

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from proxy import config
 from proxy.messages import Body, Call, Reply
@@ -53,13 +54,19 @@ class AsyncTransport:
         library = importlib.import_module(type(request).__module__.partition(".")[0])
         call = Call(
             method=request.method,
-            path=request.url.raw_path.partition(b"?")[0].decode("ascii"),
-            headers={name.lower(): value for name, value in request.headers.items()},
+            path=self._path(request.url.raw_path.partition(b"?")[0].decode("ascii")),
+            headers={name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers.raw},
             body=await request.aread(),
             query=request.url.query.decode("ascii"),
         )
         reply = await self._open().handle(call)
         return _response(library, reply, request)
+
+    def _path(self, path: str) -> str:
+        """The path at the server: an SDK's base URL may be that of a backend with its API elsewhere than at `/v1`."""
+        bases = {urlsplit(backend.url).path for backend in self._settings.backends.values()}
+        base = next((base for base in sorted(bases, key=len, reverse=True) if path.startswith(f"{base}/")), "/v1")
+        return f"/v1{path.removeprefix(base)}" if path.startswith(f"{base}/") else path
 
     def _open(self) -> Pipeline:
         if self._pipeline is None:

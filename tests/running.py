@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 
 from proxy import config
-from proxy.app import create_app
+from proxy.app import server_of
 from proxy.pipeline import Pipeline
 
 
@@ -48,6 +47,7 @@ def settings(backend: str, *, engine: str = "kimi", family: str = "kimi-k3", **t
     """Settings for one backend, in memory, with further tables over them."""
     base = {
         "backends": {"local": {"url": backend, "engine": engine, "family": family, "models": ["m"], "slow": False}},
+        "server": {"port": 0},
         "store": {"url": "memory"},
     }
     for name, table in tables.items():
@@ -59,7 +59,7 @@ def settings(backend: str, *, engine: str = "kimi", family: str = "kimi-k3", **t
 async def serving(given: config.Settings) -> AsyncIterator[Running]:
     """The proxy on a free port of this process."""
     pipeline = Pipeline.open(given)
-    server = uvicorn.Server(uvicorn.Config(create_app(pipeline), port=0, log_config=None, access_log=False))
+    server = server_of(pipeline)
     task = asyncio.create_task(server.serve())
     while not server.started:
         if task.done():

@@ -58,15 +58,15 @@ server = []
 
 [policy]
 thinking_budget = 1979-05-27
-=> policy.thinking_budget: got a date or time; allowed: a whole number of 0 or more, "auto" or "off"
+=> policy.thinking_budget: got a date or time; allowed: a whole number from 0 to 2147483647, "auto" or "off"
 
 [policy]
 min_completion_tokens = true
-=> policy.min_completion_tokens: got true; allowed: a whole number of 0 or more or a table of whole numbers
+=> policy.min_completion_tokens: got true; allowed: a whole number from 0 to 2147483647 or a table of whole numbers
 
 [policy]
 min_completion_tokens = {low = -1}
-=> policy.min_completion_tokens.low: got -1; allowed: a whole number of 0 or more
+=> policy.min_completion_tokens.low: got -1; allowed: a whole number from 0 to 2147483647
 
 [history]
 restore = "most"
@@ -94,7 +94,7 @@ url = "127.0.0.1:8080"
 
 [backends.b]
 url = "http://h/v1?x=1"
-=> backends.b.url: got "http://h/v1?x=1"; a URL with ? or # cannot be extended by a path
+=> backends.b.url: got "http://h/v1?***"; a URL with ? or # cannot be extended by a path
 
 [backends.b]
 url = "http://h:x"

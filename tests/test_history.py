@@ -70,6 +70,7 @@ def test_an_answer_is_found_as_the_message_that_it_becomes():
         {**CALL, "tool_calls": [{**CALL["tool_calls"][0], "id": "functions_ls_0"}]},
         {**CALL, "tool_calls": [{"function": {"name": "ls", "arguments": '{ "b": "x", "a": 1 }'}}]},
         {**CALL, "tool_calls": [{"function": {"name": "ls", "arguments": {"b": "x", "a": 1}}}]},
+        {**CALL, "tool_calls": [{"function": {"name": "ls", "arguments": '{"a":1.0,"b":"x"}'}}]},
     ],
 )
 def test_what_front_ends_change_without_meaning_does_not_matter(changed):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
@@ -137,6 +138,7 @@ class Backend(Keyed):
         try:
             parts = urlsplit(url)
             complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            (parts.hostname or "").encode("idna")  # raises for an empty label, and for one that is too long
         except ValueError:
             raise ValueError(problem) from None
         if not complete or re.search(r"[\s\x00-\x1f]", url):
@@ -155,6 +157,29 @@ class Backend(Keyed):
     def key(self) -> str | None:
         """The key to send; None passes the client's own on."""
         return self._read()
+
+    @property
+    def base(self) -> str:
+        """The URL without a user and password."""
+        return re.sub(r"(?<=://)[^/]*@", "", self.url)
+
+    @property
+    def authorization(self) -> str | None:
+        """The value of the header `Authorization`: of the key, else of the URL's user and password."""
+        if self.key is not None:
+            return f"Bearer {self.key}"
+        parts = urlsplit(self.url)
+        if parts.username is None:
+            return None
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        return f"Basic {b64encode(pair.encode()).decode()}"
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must not stand in any log, ledger or error."""
+        parts = urlsplit(self.url)
+        found = (self.key, parts.password, self.authorization and self.authorization.partition(" ")[2])
+        return tuple(secret for secret in found if secret)
 
     @property
     def shown_url(self) -> str:
@@ -180,7 +205,7 @@ class Store(Section):
     """`[store]`: where turns and the ledger are kept."""
 
     url: str = "sqlite"
-    ledger_jsonl: str = ""
+    ledger_jsonl: Annotated[str, Field(pattern=r"^[^\x00]*$")] = ""
     log_level: LogLevel = "info"
 
     @field_validator("url")
@@ -191,6 +216,14 @@ class Store(Section):
         except ConfigError as error:
             raise ValueError(error.message) from None
         return url
+
+    @model_validator(mode="after")
+    def _files_differ(self) -> Self:
+        path = sqlite_path(self.url)
+        lines = Path(self.ledger_jsonl).expanduser() if self.ledger_jsonl else None
+        if path and lines and path.absolute() == lines.absolute():
+            raise ValueError("ledger_jsonl and url are the same file; lines of JSON need one of their own")
+        return self
 
 
 class Settings(Section):
@@ -232,5 +265,6 @@ def usable_key(key: str) -> bool:
 
 
 def hide_password(text: str) -> str:
-    """The text with what stands before the @ of a URL replaced by three stars."""
-    return re.sub(r"(?<=://).*@", "***@", text, flags=re.DOTALL)
+    """The text with what stands before the @ of a URL, and behind its ?, replaced by three stars."""
+    text = re.sub(r"^(\w+:/*)?.*@", r"\1***@", text, flags=re.DOTALL)
+    return re.sub(r"\?.*", "?***", text, flags=re.DOTALL)

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import msgspec
 
 from proxy.errors import UpstreamError
-from proxy.messages import REASONING_FIELDS, Event, Facts, Json, Message, Part, Plan, Usage
+from proxy.jsons import JsonError, dumps, loads
+from proxy.messages import REASONING_FIELDS, Event, Facts, Json, Message, Part, Plan, Usage, count_of
 from proxy.normalise import CAP_FIELDS, details_text
 
 Fields = dict[str, bytes]
-dumps = msgspec.json.encode
 
 
 class _Delta(msgspec.Struct):
@@ -141,8 +141,8 @@ class Dialect:
     def decode(self, payload: bytes, *, whole: bool = False) -> Event:
         """One event of a stream, or a `whole` answer. Raises UpstreamError for what is no JSON object."""
         try:
-            chunk = _CHUNK.decode(payload)
-        except (msgspec.DecodeError, RecursionError) as error:
+            chunk = _chunk(payload)
+        except JsonError as error:
             raise UpstreamError(f"the backend sent an answer that cannot be read: {error}") from None
         event = Event(payload)
         if chunk.error:
@@ -160,6 +160,15 @@ class Dialect:
         if isinstance(chunk.timings, dict):
             event.timings = chunk.timings
         return event
+
+
+def _chunk(payload: bytes) -> _Chunk:
+    try:
+        return _CHUNK.decode(payload)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        return msgspec.convert(loads(payload), _Chunk)
 
 
 def _read(event: Event, choice: _Choice, said: _Delta) -> None:
@@ -186,11 +195,11 @@ def usage_of(usage: Mapping[str, Json]) -> Usage:
     prompt_details = _details(usage, "prompt_tokens_details")
     completion_details = _details(usage, "completion_tokens_details")
     return Usage(
-        prompt=_number(usage.get("prompt_tokens")),
+        prompt=count_of(usage.get("prompt_tokens")),
         cached=_first(
             prompt_details.get("cached_tokens"), usage.get("cached_tokens"), usage.get("prompt_cache_hit_tokens")
         ),
-        completion=_number(usage.get("completion_tokens")),
+        completion=count_of(usage.get("completion_tokens")),
         reasoning=_first(completion_details.get("reasoning_tokens"), usage.get("reasoning_tokens")),
     )
 
@@ -200,12 +209,8 @@ def _details(usage: Mapping[str, Json], name: str) -> Mapping[str, Json]:
     return value if isinstance(value, dict) else {}
 
 
-def _number(value: Json) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
 def _first(*values: Json) -> int | None:
-    return next((number for value in values if (number := _number(value)) is not None), None)
+    return next((number for value in values if (number := count_of(value)) is not None), None)
 
 
 def splice(fields: Mapping[str, bytes]) -> bytes:

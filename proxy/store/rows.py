@@ -18,14 +18,16 @@ INSERT = f"INSERT INTO requests ({NAMES}) VALUES ({', '.join('?' * len(COLUMNS))
 _LISTS = ("decisions", "flags")
 _LISTS_AT = tuple(map(COLUMNS.index, _LISTS))
 
+_MOST = 2**63
+
 _values = attrgetter(*COLUMNS)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Entry).decode
 
 
 def to_sql(entry: Entry) -> list[Any]:
-    """The values in the order of COLUMNS; lists as comma lists."""
-    row = list(_values(entry))
+    """The values in the order of COLUMNS; lists as comma lists. A number that no column can hold is left out."""
+    row: list[Any] = [None if isinstance(value, int) and abs(value) >= _MOST else value for value in _values(entry)]
     for at in _LISTS_AT:
         row[at] = ",".join(row[at])
     return row

@@ -171,7 +171,7 @@ class SqliteStore:
             stored = await asyncio.get_running_loop().run_in_executor(self._reads, self._file.find, absent)
         except sqlite3.Error as error:
             if self._readable:
-                log.exception("the store cannot be read (%s): turns are not found", error)
+                log.error("the store cannot be read (%s): turns are not found", error)
             self._readable = False
             return found
         self._readable = True

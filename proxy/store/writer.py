@@ -192,7 +192,7 @@ class Writer:
                 self._sink.write_entries(entries)
         except Exception as error:
             if self._good:
-                log.exception("the store cannot be written (%s): what comes waits in memory", error)
+                log.error("the store cannot be written (%s): what comes waits in memory", error)
             return None
         if not self._good:
             log.warning("the store is written again")

@@ -1,0 +1,47 @@
+"""Reading and writing JSON: msgspec, and the standard library for what msgspec refuses.
+
+Half a surrogate pair (an emoji that somebody cut in two) stands in real requests and in real deltas, where the next one
+brings the other half. msgspec refuses the whole text then.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+JsonError = (msgspec.DecodeError, ValueError, RecursionError)
+"""What `loads` raises for a text that is no JSON."""
+
+
+def loads(data: bytes) -> Any:
+    """The value of a JSON text, with lone surrogates where it has them. Raises JsonError."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        if not has_escaped_surrogates(data):
+            raise
+        return json.loads(data)
+
+
+def dumps(value: Any) -> bytes:
+    """A value as compact JSON in UTF-8."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def has_escaped_surrogates(data: bytes) -> bool:
+    """Whether an escape of a surrogate stands somewhere, paired or not."""
+    return b"\\ud" in data or b"\\uD" in data
+
+
+def healed(text: str) -> str:
+    """Halves of a pair that follow one another joined, and lone ones replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
