@@ -7,9 +7,10 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import AsyncIterator, Iterator
+import socket
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -19,14 +20,20 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy import __version__, config
-from proxy.errors import BodyTooLarge, NotFound, ProxyError
+from proxy.errors import BodyTooLarge, NotFound, ProxyError, Stopping
 from proxy.messages import Call, Reply
-from proxy.pipeline import Pipeline
+from proxy.pipeline import STOPPING, Pipeline
 
 log = logging.getLogger(__name__)
 
 _OFFERS_H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n|$)", re.IGNORECASE)
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+
+
+LAST_WORDS_SECONDS = 5
+"""How long the last event of a stream may take to leave after the drain time."""
+
+T = TypeVar("T")
 
 
 class _ClientLeft(Exception):
@@ -54,9 +61,36 @@ class ApiDoor:
             return
         except _ClientLeft:
             return
-        reply = await _unless_gone(self._pipeline.handle(call), receive)
+        reply = await self._unless_ended(self._pipeline.handle(call), receive)
+        if reply is None and self._pipeline.stopping.is_set():
+            late = Stopping(STOPPING)
+            reply = Reply(late.status, [("content-type", "application/json"), *late.headers.items()], late.body())
         if reply is not None:
-            await _deliver(reply, receive, send)
+            await self._deliver(reply, receive, send)
+
+    async def _deliver(self, reply: Reply, receive: Receive, send: Send) -> None:
+        """Send a reply. A streamed body is closed on every way out, which ends the backend's work."""
+        if isinstance(reply.body, bytes):
+            await _send(send, reply)
+            return
+        try:
+            await self._unless_ended(_send(send, reply), receive)
+            if self._pipeline.stopping.is_set() and (last := reply.body.interrupt(Stopping(STOPPING))):
+                await send({"type": "http.response.body", "body": last})
+        finally:
+            await reply.body.aclose()
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+        """The result of `work`; None when the client leaves or the proxy stops before, and the work is cancelled."""
+        doing = asyncio.ensure_future(work)
+        ends = [asyncio.ensure_future(_gone(receive)), asyncio.ensure_future(self._pipeline.stopping.wait())]
+        try:
+            await asyncio.wait({doing, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            return doing.result() if doing.done() else None
+        finally:
+            for task in (doing, *ends):
+                task.cancel()
+            await asyncio.gather(doing, *ends, return_exceptions=True)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
@@ -79,33 +113,9 @@ class ApiDoor:
         return BodyTooLarge(f"the request body is larger than {megabytes} MB; raise `server.max_body_mb` to allow it")
 
 
-async def _unless_gone(work: Any, receive: Receive) -> Any:
-    """The result of `work`; None when the client leaves first, and then the work is cancelled."""
-    doing = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        return doing.result() if doing.done() else None
-    finally:
-        for task in (doing, leaving):
-            task.cancel()
-        await asyncio.gather(doing, leaving, return_exceptions=True)
-
-
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _deliver(reply: Reply, receive: Receive, send: Send) -> None:
-    """Send a reply. A streamed body is closed on every way out, which ends the backend's work when the client left."""
-    if isinstance(reply.body, bytes):
-        await _send(send, reply)
-        return
-    try:
-        await _unless_gone(_send(send, reply), receive)
-    finally:
-        await reply.body.aclose()
 
 
 async def _send(send: Send, reply: Reply) -> None:
@@ -185,7 +195,21 @@ class _Formatter(logging.Formatter):
 
 
 class _Server(uvicorn.Server):
-    """Ends with exit code 0 after a signal: uvicorn raises it again, which looks like a crash to a supervisor."""
+    """Ends with exit code 0 after a signal: uvicorn raises it again, which looks like a crash to a supervisor.
+
+    uvicorn waits for open streams and then cancels them. Before that they get an error as their last event.
+    """
+
+    def __init__(self, wanted: uvicorn.Config, pipeline: Pipeline) -> None:
+        super().__init__(wanted)
+        self._pipeline = pipeline
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        seconds = self._pipeline.settings.server.drain_seconds
+        self._pipeline.draining = True
+        stopping = asyncio.get_running_loop().call_later(seconds, self._pipeline.stopping.set)
+        await super().shutdown(sockets)
+        stopping.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -207,8 +231,9 @@ def server_of(pipeline: Pipeline) -> uvicorn.Server:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=math.ceil(settings.drain_seconds),
-        )
+            timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + LAST_WORDS_SECONDS,
+        ),
+        pipeline,
     )
 
 

@@ -5,6 +5,7 @@
     ├── EngineError            the embedded engine does not start, or is missing (`engine.py`)
     ├── DemoFailed             the demo did not see what it shows (`demo/`)
     ├── InternalError          500  a fault of this program; its traceback is in the log
+    ├── Stopping               503  the proxy was told to end, and the drain time is over
     ├── RequestError           the caller's mistake, found before anything was sent
     │   ├── InvalidRequest     400  a field has the wrong type or value
     │   ├── Unauthorized       401  no key, or an unknown one
@@ -64,6 +65,14 @@ class ConfigError(ProxyError):
 class InternalError(ProxyError):
     """A fault of this program. Tokens may have been spent."""
 
+    may_have_cost = True
+
+
+class Stopping(ProxyError):
+    """The proxy was told to end and the request did not within `server.drain_seconds`. Tokens may have been spent."""
+
+    status = 503
+    code = "shutting_down"
     may_have_cost = True
 
 

@@ -53,6 +53,12 @@ class Families:
     def names(self) -> list[str]:
         return list(self._rows)
 
+    @property
+    def words(self) -> list[str]:
+        """Every effort word that some family knows."""
+        rows = self._rows.values()
+        return list(dict.fromkeys(word for row in rows for word in (*row.efforts, *row.effort_words)))
+
     def named(self, name: str) -> Family:
         """The family of that name. Raises ConfigError for an unknown one."""
         try:

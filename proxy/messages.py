@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from proxy.errors import ProxyError
 from proxy.families import Family
 
 Json = Any
@@ -261,9 +262,14 @@ class Entry:
 
 
 class Body(Protocol):
-    """A streamed body. Whoever holds it must call `aclose`, also when it was not read to its end."""
+    """A streamed body. Whoever holds it must call `aclose`, also when it was not read to its end.
+
+    `interrupt` ends it for a reason of ours, and gives the last bytes that tell the reader so.
+    """
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    def interrupt(self, error: ProxyError) -> bytes: ...
 
     async def aclose(self) -> None: ...
 

@@ -15,7 +15,7 @@ import msgspec
 from proxy import config, families, headers, history, normalise, policy, relay, render
 from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
-from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, UpstreamError, UpstreamTimeout
+from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping, UpstreamError, UpstreamTimeout
 from proxy.messages import Call, Reply
 from proxy.record import Record, shown_headers
 from proxy.store import Store, open_store
@@ -33,6 +33,7 @@ _NOT_FORWARDED = _HOP_BY_HOP | {"host", "accept-encoding", "expect", "cookie", "
 _NOT_RETURNED = _HOP_BY_HOP | {"content-encoding", "server", "date", "set-cookie", "cache-control"}
 _NOT_RETURNED |= {"access-control-allow-origin", "x-accel-buffering"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+STOPPING = "the proxy is shutting down; send the request again later"
 MODELS_SECONDS = 10.0
 """How long a list of models may take; it is asked of every backend."""
 
@@ -45,6 +46,10 @@ class Pipeline:
         self.store = store
         self.backends = Backends(settings, families.load(settings.families))
         self._callers = Callers(settings, store.salt)
+        self.draining = False
+        """New requests had better go elsewhere."""
+        self.stopping = asyncio.Event()
+        """What is still running ends now."""
         self._secrets = [secret for backend in settings.backends.values() for secret in backend.secrets]
         self._secrets += [client.key for client in settings.clients.values()]
 
@@ -70,7 +75,7 @@ class Pipeline:
                 record, InternalError("an internal error; the proxy's log says more under this request's id")
             )
         except BaseException as error:
-            record.failed(error)
+            record.failed(Stopping(STOPPING) if self.stopping.is_set() else error)
             raise
         return _identified(reply, call, record)
 
@@ -209,6 +214,8 @@ class Pipeline:
 
     async def ready(self) -> str | None:
         """None when requests can be served, else what is wrong."""
+        if self.draining:
+            return "the proxy is shutting down"
         if not self.store.healthy():
             return "the store cannot be written"
         if not any(backend.answered for backend in self.backends.by_name.values()):

@@ -36,7 +36,7 @@ class Record:
         self._store = store
         self._started = time.monotonic()
         self._span = _Span()
-        self._finished = False
+        self.finished = False
         self._secrets = [*filter(_is_secret, secrets), *filter(_is_secret, _keys_in(call.headers))]
         self._plan: Plan | None = None
         self._chain: Chain | None = None
@@ -101,9 +101,9 @@ class Record:
 
     def finish(self, outcome: str | None = None) -> None:
         """Write the row; without an outcome the answer is complete, is judged by what it says, and is remembered."""
-        if self._finished:
+        if self.finished:
             return
-        self._finished = True
+        self.finished = True
         entry, fold = self.entry, self.fold
         entry.duration_ms = self._elapsed()
         usage = fold.reported()

@@ -108,6 +108,12 @@ class Stream:
         kind = kind if isinstance(kind, str) else UpstreamError.type
         self._ready.append(render.failure(message, kind, error.get("code")))
 
+    def interrupt(self, error: ProxyError) -> bytes:
+        """What is ready, and the error as the last event; nothing where the stream had come to its end."""
+        if not self._record.finished:
+            self._fail(error)
+        return self._flush()
+
     async def aclose(self) -> None:
         """Let the backend go. A client that left behind the last finish reason has the whole answer."""
         self._record.finish(None if self._is_finished() else "client_disconnected")
@@ -129,6 +135,11 @@ class Raw:
             self._record.failed(error)
             raise
         self._record.finish("ok")
+
+    def interrupt(self, error: ProxyError) -> bytes:
+        """Nothing can be added to a body of an unknown kind."""
+        self._record.failed(error)
+        return b""
 
     async def aclose(self) -> None:
         self._record.finish("client_disconnected")

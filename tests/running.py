@@ -85,6 +85,7 @@ def process(folder: Path, toml: str) -> Iterator[str]:
         command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
         with (folder / "log.txt").open("ab") as log:
             child = subprocess.Popen(command, stdout=log, stderr=log, env=environ, cwd=folder)  # noqa: S603 - our own
+        (folder / "pid").write_text(str(child.pid))
         try:
             if _healthy(port, child):
                 yield f"http://127.0.0.1:{port}/v1"

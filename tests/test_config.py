@@ -75,7 +75,7 @@ def test_deep_merge() -> None:
     [
         ("POLICY__MIN_COMPLETION_TOKENS", "0", lambda s: s.policy.min_completion_tokens == 0),
         ("POLICY__THINKING_BUDGET", "off", lambda s: s.policy.thinking_budget == "off"),
-        ("POLICY__DEFAULT_EFFORT", "3", lambda s: s.policy.default_effort == "3"),
+        ("STORE__LEDGER_JSONL", "3", lambda s: s.store.ledger_jsonl == "3"),
         ("POLICY", '{"probe": {"messages": 4}}', lambda s: s.policy.probe.messages == 4),
         ("BACKENDS__LOCAL__SLOW", "True", lambda s: s.backends["local"].slow is True),
         ("BACKENDS__LOCAL__READ_TIMEOUT", "1.5", lambda s: s.backends["local"].read_timeout == 1.5),

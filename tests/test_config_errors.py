@@ -343,3 +343,25 @@ def test_unknown_keys_are_refused_everywhere(place: tuple[str, ...], key: str) -
         config.load(environ={}, overrides=tables, read_file=False)
     assert caught.value.message.startswith(f"{problems.dotted(path)}: no such setting; ")
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("url", ["http://u:SECRET@h", "u:SECRET@h:80/v1", "http:/u:SECRET@h", "http://h/v1?key=SECRET"])
+def test_no_error_repeats_a_password(url: str) -> None:
+    """Whatever is wrong with the URL that holds it."""
+    lines = refused(f'[backends.b]\nurl = "{url}"\nslow = 3\n')
+    assert "SECRET" not in "\n".join(lines)
+
+
+def test_files_that_cannot_be_are_refused() -> None:
+    """A NUL in a path, and one file for both the store and the lines."""
+    assert refused(f'{BACKEND}[store]\nurl = "sqlite:///a\\u0000b"\n')
+    assert refused(f'{BACKEND}[store]\nledger_jsonl = "a\\u0000b"\n')
+    [line] = refused(f'{BACKEND}[store]\nurl = "sqlite:///a.db"\nledger_jsonl = "a.db"\n')
+    assert "the same file" in line
+
+
+def test_a_default_effort_that_no_family_knows_is_refused() -> None:
+    """With the nearest one."""
+    [line] = refused(f'{BACKEND}[policy]\ndefault_effort = "lwo"\n')
+    assert line.startswith("policy.default_effort: ")
+    assert "low" in line

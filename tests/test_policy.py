@@ -70,6 +70,13 @@ def test_an_unknown_effort_is_refused_with_the_known_ones():
     assert caught.value.param == "reasoning_effort"
 
 
+def test_a_default_that_the_family_does_not_know_is_not_sent():
+    """A word of another family would be a 500 from some engines."""
+    made = plan(K3, Policy(default_effort="turbo"))
+    assert (made.effort, made.effort_reason) == (None, "unknown-word")
+    assert plan(K3, Policy(default_effort="medium")).effort == "high"
+
+
 def test_a_default_can_be_switched_off():
     """`off` sends nothing, however slow the backend is."""
     assert plan(replace(K3, slow=True), Policy(default_effort="off")).effort is None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 import socket
 import stat
 import subprocess
@@ -10,7 +13,8 @@ import sys
 from pathlib import Path
 
 import httpx
-from running import process
+import pytest
+from running import events, process
 
 from proxy.testing import FakeBackend, answer
 
@@ -86,3 +90,55 @@ def test_a_damaged_store_ends_with_two_and_is_kept(tmp_path):
     assert "is damaged" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert (tmp_path / "proxy.db").read_bytes() == b"this is no database" * 100
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_outlasts_the_drain_time_gets_an_error_and_a_row(tmp_path, stream):
+    """SIGTERM: a stream that goes on ends with an error event and `[DONE]`, a whole answer with a 503; no traceback."""
+    reply = answer("abc", reasoning="T")
+    reply = reply.first(3).then_stall() if stream else reply.after(asyncio.Event())
+    async with FakeBackend(reply) as backend, httpx.AsyncClient(timeout=30) as http:
+        toml = configuration(backend.url, tmp_path) + "[server]\ndrain_seconds = 0.5\n"
+        with process(tmp_path, toml) as url:
+            body = {"model": "kimi-k3", "messages": [USER], "stream": stream}
+            asking = asyncio.create_task(http.post(f"{url}/chat/completions", json=body))
+            request = await backend.request_arrived()
+            await asyncio.sleep(0.2)
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+            response = await asking
+            assert await request.hung_up()
+    if stream:
+        *_, failure, done = events(response.text)
+        assert (json.loads(failure)["error"]["code"], done) == ("shutting_down", "[DONE]")
+    else:
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "shutting_down")
+        assert response.headers["x-should-retry"] == "false"
+    (row,) = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert (row["outcome"], row["error"][:27]) == ("rejected", "the proxy is shutting down;")
+    assert "Traceback" not in (tmp_path / "log.txt").read_text()
+
+
+async def test_a_stream_that_ends_in_the_drain_time_is_complete(tmp_path):
+    """SIGTERM does not cut an answer that is about to come."""
+    go = asyncio.Event()
+    async with FakeBackend(answer("late", reasoning="T").hold(go, after=2)) as backend, httpx.AsyncClient() as http:
+        with process(tmp_path, configuration(backend.url, tmp_path)) as url:
+            body = {"model": "kimi-k3", "messages": [USER], "stream": True}
+            asking = asyncio.create_task(http.post(f"{url}/chat/completions", json=body, timeout=30))
+            await backend.request_arrived()
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            go.set()
+            response = await asking
+    assert "late" in response.text
+    assert events(response.text)[-1] == "[DONE]"
+
+
+def test_a_log_line_cannot_be_forged(tmp_path):
+    """Line breaks and escapes in a model's name are shown as what they are."""
+    with process(tmp_path, configuration("http://127.0.0.1:9/v1", tmp_path)) as url:
+        body = {"model": "x\n2026-11-30 INFO forged \x1b[31m", "messages": [USER]}
+        assert httpx.post(f"{url}/chat/completions", json=body).status_code == 404
+    log = (tmp_path / "log.txt").read_text()
+    assert "\\n2026-11-30 INFO forged \\x1b[31m" in log
+    assert "\x1b" not in log

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import real_engine
 from running import process, serving, settings
 
-from proxy.engine import Engine
-
 pytestmark = pytest.mark.engine
+engine = real_engine.engine
 
 TOOLS: Any = [
     {
@@ -25,13 +25,6 @@ TOOLS: Any = [
         },
     }
 ]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    """One real server for all tests of this module."""
-    with Engine() as running:
-        yield running
 
 
 @contextlib.asynccontextmanager

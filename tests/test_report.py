@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import re
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
@@ -433,3 +434,19 @@ def test_an_unknown_format_is_refused() -> None:
     """By name, with the known ones."""
     with pytest.raises(InvalidRequest, match="table, json, jsonl, csv"):
         report().render("day", "xml")
+
+
+def test_a_name_that_a_spreadsheet_takes_for_a_formula_is_text_in_csv() -> None:
+    """Clients choose the names of models."""
+    rows = [{"ts": "2026-11-30T00:00:00Z", "model": name} for name in ("=1+1", "+1", "-1", "@SUM(1)", "a=1")]
+    text = Report.from_rows(rows).render("model", "csv")
+    names = [line["model"] for line in csv.DictReader(io.StringIO(text))]
+    assert sorted(names) == ["'+1", "'-1", "'=1+1", "'@SUM(1)", "a=1"]
+
+
+def test_tables_of_another_program_are_an_error_in_words(tmp_path: Path) -> None:
+    """Also where they have the names of ours."""
+    with closing(sqlite3.connect(tmp_path / "x.db")) as other:
+        other.executescript("CREATE TABLE meta (a); CREATE TABLE requests (b); PRAGMA user_version = 1")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Report.from_ledger(str(tmp_path / "x.db")).by("model")

@@ -95,6 +95,19 @@ async def test_one_transport_serves_both_http_libraries(library):
                 assert "data: [DONE]" in "".join([piece async for piece in streamed.aiter_text()])
 
 
+@pytest.mark.parametrize("base", ["/v1", "/api/v1", "/some/where"])
+async def test_a_base_url_may_be_the_backends_own(base):
+    """OpenRouter's API lies at /api/v1; the SDK keeps the base URL that it had without the proxy."""
+    async with FakeBackend(rules=lambda _: replies()[0], paths={}) as backend:
+        url = backend.url.removesuffix("/v1") + base
+        transport = AsyncTransport(backend=url, engine="openai")
+        async with httpx.AsyncClient(transport=transport) as http:
+            await http.post(f"{url}/chat/completions", json={"model": "m", "messages": [USER]})
+        assert transport.ledger[0]["kind"] == "chat"
+        asked = [request.path for request in [*backend.requests, *backend.others]]
+        assert f"{base}/chat/completions" in asked
+
+
 async def test_errors_reach_agent_code_as_the_sdks_own():
     """The transport answers with HTTP errors, so the SDK raises what agents catch."""
     async with FakeBackend(error(400, "bad tool")) as backend, client(AsyncTransport(backend=backend.url)) as sdk:

@@ -103,6 +103,7 @@ def across(settings: Settings, tables: Mapping[str, Any], environ: Mapping[str, 
     yield from _same_keys(settings)
     yield from _backends_of_models(tables)
     yield from _families(tables)
+    yield from _default_effort(settings)
     if serving:
         yield from _backends(tables)
         yield from _unread_keys(tables, environ)
@@ -182,6 +183,17 @@ def _families(tables: Mapping[str, Any]) -> Found:
         family = table.get("family")
         if isinstance(family, str) and family not in ("", "auto", *known):
             yield (*path, "family"), _no_such("family", family, known)
+
+
+def _default_effort(settings: Settings) -> Found:
+    """A word that no family knows is a mistake, and some engines answer 500 to it."""
+    try:
+        known = families.load(settings.families).words
+    except ConfigError:
+        return  # told by its own check
+    word = settings.policy.default_effort
+    if word not in ("auto", "off", *known):
+        yield ("policy", "default_effort"), _no_such("effort", word, ["auto", "off", *known])
 
 
 def _backends(tables: Mapping[str, Any]) -> Found:
