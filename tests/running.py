@@ -75,8 +75,11 @@ async def serving(given: config.Settings) -> AsyncIterator[Running]:
 
 
 @contextlib.contextmanager
-def process(folder: Path, toml: str) -> Iterator[str]:
-    """`reasoning-proxy serve` with this configuration; gives its URL, and ends it with SIGTERM."""
+def process(folder: Path, toml: str, *, signalled: bool = False) -> Iterator[str]:
+    """`reasoning-proxy serve` with this configuration; gives its URL, and ends it with SIGTERM.
+
+    A test that sends a signal by itself (to the number in the file `pid`) says `signalled`.
+    """
     file = folder / "config.toml"
     file.write_text(toml)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("REASONING_PROXY_")}
@@ -91,7 +94,8 @@ def process(folder: Path, toml: str) -> Iterator[str]:
                 yield f"http://127.0.0.1:{port}/v1"
                 return
         finally:
-            child.terminate()
+            if not signalled:
+                child.terminate()
             assert child.wait(20) == 0
     raise AssertionError((folder / "log.txt").read_text())
 

@@ -99,7 +99,7 @@ async def test_what_outlasts_the_drain_time_gets_an_error_and_a_row(tmp_path, st
     reply = reply.first(3).then_stall() if stream else reply.after(asyncio.Event())
     async with FakeBackend(reply) as backend, httpx.AsyncClient(timeout=30) as http:
         toml = configuration(backend.url, tmp_path) + "[server]\ndrain_seconds = 0.5\n"
-        with process(tmp_path, toml) as url:
+        with process(tmp_path, toml, signalled=True) as url:
             body = {"model": "kimi-k3", "messages": [USER], "stream": stream}
             asking = asyncio.create_task(http.post(f"{url}/chat/completions", json=body))
             request = await backend.request_arrived()
@@ -122,7 +122,7 @@ async def test_a_stream_that_ends_in_the_drain_time_is_complete(tmp_path):
     """SIGTERM does not cut an answer that is about to come."""
     go = asyncio.Event()
     async with FakeBackend(answer("late", reasoning="T").hold(go, after=2)) as backend, httpx.AsyncClient() as http:
-        with process(tmp_path, configuration(backend.url, tmp_path)) as url:
+        with process(tmp_path, configuration(backend.url, tmp_path), signalled=True) as url:
             body = {"model": "kimi-k3", "messages": [USER], "stream": True}
             asking = asyncio.create_task(http.post(f"{url}/chat/completions", json=body, timeout=30))
             await backend.request_arrived()
