@@ -1,26 +1,20 @@
-"""The model servers: one pooled client each, what is known about them, and which of them serves a model."""
+"""The model servers: what is known about each, and which of them serves a model."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-import httpx
-from httpx_aiohttp import AiohttpTransport
-from httpx_aiohttp.transport import AiohttpResponseStream
-
 from proxy import config, probes
 from proxy.dialects import DIALECTS, Dialect
-from proxy.errors import ModelNotFound, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from proxy.errors import ModelNotFound
 from proxy.families import Families, Family
-from proxy.jsons import JsonError, loads
 from proxy.messages import Facts
 from proxy.prices import Price
+from proxy.wire import Answer, Wire
 
 log = logging.getLogger(__name__)
 
@@ -31,77 +25,6 @@ FIRST_PROBE_WAIT = 2.0
 _SMOOTHING = 0.3
 _LEAST_TOKENS = 4
 
-# Both kinds mean that no connection came about. httpx-aiohttp 0.2 gives the same httpx error for a connection that
-# broke later, so the cause decides.
-# A URL that no connection can be made to is a ValueError.
-_NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, httpx.InvalidURL, ValueError)
-
-
-class _Received(httpx.AsyncByteStream):
-    """A body that hands out all that was received, also when the connection broke: aiohttp 3.14 raises before that."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        content = self._response.content
-        try:
-            async for chunk in content.iter_any():
-                yield chunk
-        except aiohttp.ClientError:
-            if rest := b"".join(content._buffer):
-                yield rest
-            raise
-
-    async def aclose(self) -> None:
-        self._response.close()
-
-
-class _Transport(AiohttpTransport):
-    """httpx on aiohttp's engine. Errors of a body come as aiohttp's own, which tell more than their httpx names."""
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        response = await super().handle_async_request(request)
-        assert isinstance(response.stream, AiohttpResponseStream)  # noqa: S101 - what the class above returns
-        response.stream = _Received(response.stream._aiohttp_response)
-        return response
-
-
-class Answer:
-    """A backend's response whose body is still to come. Whoever holds it must call `aclose`."""
-
-    def __init__(self, response: httpx.Response, name: str) -> None:
-        self._response = response
-        self._name = name
-        self.status = response.status_code
-        self.headers: Mapping[str, str] = response.headers
-
-    @property
-    def kind(self) -> str:
-        """The media type, without parameters."""
-        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The decoded body as it arrives. Raises UpstreamError when it breaks."""
-        with _told(self._name):
-            async for chunk in self._response.aiter_bytes():
-                yield chunk
-
-    async def raw_chunks(self) -> AsyncIterator[bytes]:
-        """The body as it stands on the wire, still compressed."""
-        with _told(self._name):
-            async for chunk in self._response.aiter_raw():
-                yield chunk
-
-    async def read(self) -> bytes:
-        """The whole body, decoded."""
-        with _told(self._name):
-            return await self._response.aread()
-
-    async def aclose(self) -> None:
-        """Let the connection go; one whose body was not read to its end is closed, which stops the generation."""
-        await self._response.aclose()
-
 
 class Backend:
     """One model server."""
@@ -110,7 +33,7 @@ class Backend:
         self.name = name
         self.settings = settings
         self._slow_below = slow_below
-        self._clients: dict[bool, httpx.AsyncClient] = {}
+        self._wire = Wire(name, settings)
         self._probe: asyncio.Task[None] | None = None
         self._found: probes.Found | None = None
         self._speeds: dict[str, float] = {}
@@ -162,16 +85,9 @@ class Backend:
             log.info("backend %s: %s, context %s", self.name, found.engine, found.context_limit or "unknown")
 
     async def _get(self, url: str) -> tuple[dict[str, str], Any] | None:
-        given = self.settings.authorization
-        headers = {"authorization": given} if given else {}
-        try:
-            response = await self._http().get(url, headers=headers, timeout=PROBE_SECONDS)
-            self.answered = True
-            if response.status_code != httpx.codes.OK:
-                return None
-            return dict(response.headers), loads(response.content)
-        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError, *JsonError):
-            return None
+        found = await self._wire.get_json(url, seconds=PROBE_SECONDS)
+        self.answered = self.answered or found is not None
+        return found[1:] if found is not None and found[0] == 200 else None
 
     def facts(self, upstream_model: str, family: Family, conversation_effort: str | None) -> Facts:
         """What the rules need to know for a request to this backend."""
@@ -209,61 +125,18 @@ class Backend:
         self._speeds.setdefault(upstream_model, tokens_per_second)
 
     async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, query: str = "") -> Answer:
-        """Send a request and return when the headers are there. `path` begins below `/v1`.
-
-        Raises UpstreamUnreachable when no connection was made, UpstreamError or UpstreamTimeout when it broke later.
-        Nothing is ever sent twice.
-        """
-        client = self._http()
-        url = f"{self.settings.base}{path}" + (f"?{query}" if query else "")
-        sent = {**headers, "authorization": self.settings.authorization or headers.get("authorization", "")}
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in sent.items() if value]
-        with _told(self.name):
-            response = await client.send(client.build_request(method, url, headers=raw, content=body), stream=True)
-        self.answered = True
-        if not 200 <= response.status_code <= 599:
-            await response.aclose()
-            raise UpstreamError(f"backend {self.name} answered with the status {response.status_code}, which is none")
-        return Answer(response, self.name)
-
-    def _http(self) -> httpx.AsyncClient:
-        """The client of this backend: with a pool, or with a new connection each time where the engine needs it."""
+        """Send a request; see `Wire.send`."""
         pooled = self.dialect.reuses_connections
-        if pooled not in self._clients:
-            settings = self.settings
-            session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, force_close=not pooled),
-                skip_auto_headers={"accept", "accept-encoding", "user-agent", "content-type"},
-            )
-            self._clients[pooled] = httpx.AsyncClient(
-                transport=_Transport(client=session),
-                timeout=httpx.Timeout(settings.read_timeout or None, connect=settings.connect_timeout, pool=None),
-            )
-        return self._clients[pooled]
+        answer = await self._wire.send(method, path, headers, body, query=query, pooled=pooled)
+        self.answered = True
+        return answer
 
     async def aclose(self) -> None:
+        """End the probe and close all connections."""
         if self._probe is not None:
             self._probe.cancel()
             await asyncio.gather(self._probe, return_exceptions=True)
-        for client in self._clients.values():
-            await client.aclose()
-
-
-@contextlib.contextmanager
-def _told(name: str) -> Any:
-    """Network errors as ours, by whether a connection was made."""
-    try:
-        yield
-    except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError, ValueError) as error:
-        cause = error.__cause__ if isinstance(error, httpx.HTTPError) else error
-        if isinstance(cause, _NO_CONNECTION):
-            reason = getattr(cause, "strerror", None) or str(error) or "no answer within `connect_timeout`"
-            text = f"backend {name} cannot be reached: {reason}; is it running, and is its `url` right?"
-            raise UpstreamUnreachable(text) from error
-        if isinstance(error, httpx.TimeoutException | TimeoutError) and isinstance(cause, TimeoutError):
-            raise UpstreamTimeout(f"backend {name} said nothing for longer than its `read_timeout`") from error
-        text = f"the connection to backend {name} broke: {type(cause or error).__name__}"
-        raise UpstreamError(text) from error
+        await self._wire.aclose()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 
 from proxy import render, sse
-from proxy.backends import Answer
 from proxy.dialects import Dialect
 from proxy.errors import InternalError, ProxyError, UpstreamError, error_body
 from proxy.jsons import JsonError, dumps, loads
 from proxy.messages import Event, Json
 from proxy.record import Record
+from proxy.wire import Answer
 
 log = logging.getLogger(__name__)
 

@@ -201,3 +201,13 @@ async def test_a_thought_in_details_alone_is_hidden_or_shown_like_any_other(stre
             response = await proxy.chat(USER, stream=stream)
             assert ("the thought" in response.text) == (shown != "hidden")
             assert ('"reasoning_content":"the thought"' in response.text) == (shown != "hidden")
+
+
+async def test_a_cookie_of_one_answer_is_not_sent_with_the_next_request():
+    """A backend's session cookie would tie callers together."""
+    reply = document({"choices": []}, headers={"set-cookie": "session=anna; Path=/"})
+    async with FakeBackend(reply) as backend, serving(settings(backend.url)) as proxy:
+        first = await proxy.chat(USER)
+        assert "set-cookie" not in first.headers
+        await proxy.chat(USER, headers={"cookie": "browser=1"})
+        assert all("cookie" not in request.headers for request in backend.requests)

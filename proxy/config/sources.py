@@ -42,7 +42,7 @@ class Environment(PydanticBaseSettingsSource):
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         """Asked for by the base class, which has no fields here."""
-        raise NotImplementedError
+        return None, field_name, False
 
     def __call__(self) -> Tables:
         """All variables as nested tables."""

@@ -1,0 +1,163 @@
+"""The way to one model server: a pooled HTTP client that sends once and names what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import aiohttp
+import httpx
+from httpx_aiohttp import AiohttpTransport
+from httpx_aiohttp.transport import AiohttpResponseStream
+
+from proxy import config
+from proxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from proxy.jsons import JsonError, loads
+
+# No connection came about. httpx-aiohttp 0.2 gives the same httpx error for one that broke later, so the cause decides.
+# A URL that no connection can be made to is a ValueError.
+_NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, httpx.InvalidURL, ValueError)
+_FAILURES = (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError, ValueError)
+
+
+class _Received(httpx.AsyncByteStream):
+    """A body that hands out all that was received, also when the connection broke: aiohttp 3.14 raises before that."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        content = self._response.content
+        try:
+            async for chunk in content.iter_any():
+                yield chunk
+        except aiohttp.ClientError:
+            if rest := b"".join(content._buffer):
+                yield rest
+            raise
+
+    async def aclose(self) -> None:
+        self._response.close()
+
+
+class _Transport(AiohttpTransport):
+    """httpx on aiohttp's engine. Errors of a body come as aiohttp's own, which tell more than their httpx names."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        assert isinstance(response.stream, AiohttpResponseStream)  # noqa: S101 - what the class above returns
+        response.stream = _Received(response.stream._aiohttp_response)
+        return response
+
+
+class Answer:
+    """A backend's response whose body is still to come. Whoever holds it must call `aclose`."""
+
+    def __init__(self, response: httpx.Response, name: str) -> None:
+        self._response = response
+        self._name = name
+        self.status = response.status_code
+        self.headers: Mapping[str, str] = response.headers
+
+    @property
+    def kind(self) -> str:
+        """The media type, without parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The decoded body as it arrives. Raises UpstreamError when it breaks."""
+        with _told(self._name):
+            async for chunk in self._response.aiter_bytes():
+                yield chunk
+
+    async def raw_chunks(self) -> AsyncIterator[bytes]:
+        """The body as it stands on the wire, still compressed."""
+        with _told(self._name):
+            async for chunk in self._response.aiter_raw():
+                yield chunk
+
+    async def read(self) -> bytes:
+        """The whole body, decoded."""
+        with _told(self._name):
+            return await self._response.aread()
+
+    async def aclose(self) -> None:
+        """Let the connection go; one whose body was not read to its end is closed, which stops the generation."""
+        await self._response.aclose()
+
+
+class Wire:
+    """The HTTP clients of one backend: one with a pool of connections, and one that makes a new one each time."""
+
+    def __init__(self, name: str, settings: config.Backend) -> None:
+        self._name = name
+        self._settings = settings
+        self._clients: dict[bool, httpx.AsyncClient] = {}
+
+    async def send(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, query: str, pooled: bool
+    ) -> Answer:
+        """Send a request and return when the headers of the answer are there. `path` begins below `/v1`.
+
+        Raises UpstreamUnreachable when no connection was made, UpstreamError or UpstreamTimeout when it broke later.
+        Nothing is ever sent twice.
+        """
+        url = f"{self._settings.base}{path}" + (f"?{query}" if query else "")
+        sent = {**headers, "authorization": self._settings.authorization or headers.get("authorization", "")}
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in sent.items() if value]
+        with _told(self._name):
+            client = self._client(pooled)
+            request = client.build_request(method, url, headers=raw, content=body)
+            request.headers.pop("cookie", None)  # the client's jar would give one caller's cookies to the next
+            response = await client.send(request, stream=True)
+        if not 200 <= response.status_code <= 599:
+            await response.aclose()
+            raise UpstreamError(f"backend {self._name} answered with the status {response.status_code}, which is none")
+        return Answer(response, self._name)
+
+    async def get_json(self, url: str, *, seconds: float) -> tuple[int, dict[str, str], Any] | None:
+        """Status, headers and decoded body of a GET with the backend's own key; None where no JSON came."""
+        given = self._settings.authorization
+        headers = {"authorization": given} if given else {}
+        try:
+            response = await self._client(pooled=False).get(url, headers=headers, timeout=seconds)
+            return response.status_code, dict(response.headers), loads(response.content) if response.content else None
+        except (*_FAILURES, *JsonError):
+            return None
+
+    def _client(self, pooled: bool) -> httpx.AsyncClient:
+        if pooled not in self._clients:
+            settings = self._settings
+            session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, force_close=not pooled),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers={"accept", "accept-encoding", "user-agent", "content-type"},
+            )
+            self._clients[pooled] = httpx.AsyncClient(
+                transport=_Transport(client=session),
+                timeout=httpx.Timeout(settings.read_timeout or None, connect=settings.connect_timeout, pool=None),
+            )
+        return self._clients[pooled]
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            await client.aclose()
+
+
+@contextlib.contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Network errors as ours, by whether a connection was made."""
+    try:
+        yield
+    except _FAILURES as error:
+        cause = error.__cause__ if isinstance(error, httpx.HTTPError) else error
+        if isinstance(cause, _NO_CONNECTION):
+            reason = getattr(cause, "strerror", None) or str(error) or "no answer within `connect_timeout`"
+            text = f"backend {name} cannot be reached: {reason}; is it running, and is its `url` right?"
+            raise UpstreamUnreachable(text) from error
+        if isinstance(error, httpx.TimeoutException | TimeoutError) and isinstance(cause, TimeoutError):
+            raise UpstreamTimeout(f"backend {name} said nothing for longer than its `read_timeout`") from error
+        text = f"the connection to backend {name} broke: {type(cause or error).__name__}"
+        raise UpstreamError(text) from error
