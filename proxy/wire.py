@@ -106,7 +106,7 @@ class Wire:
         url = f"{self._settings.base}{path}" + (f"?{query}" if query else "")
         sent = {**headers, "authorization": self._settings.authorization or headers.get("authorization", "")}
         raw = [(name.encode(), value.encode("latin-1")) for name, value in sent.items() if value]
-        with _told(self._name):
+        with _told(self._name, connecting=True):
             client = self._client(pooled)
             request = client.build_request(method, url, headers=raw, content=body)
             request.headers.pop("cookie", None)  # the client's jar would give one caller's cookies to the next
@@ -147,13 +147,13 @@ class Wire:
 
 
 @contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
+def _told(name: str, *, connecting: bool = False) -> Iterator[None]:
     """Network errors as ours, by whether a connection was made."""
     try:
         yield
     except _FAILURES as error:
         cause = error.__cause__ if isinstance(error, httpx.HTTPError) else error
-        if isinstance(cause, _NO_CONNECTION):
+        if connecting and isinstance(cause, _NO_CONNECTION):
             reason = getattr(cause, "strerror", None) or str(error) or "no answer within `connect_timeout`"
             text = f"backend {name} cannot be reached: {reason}; is it running, and is its `url` right?"
             raise UpstreamUnreachable(text) from error
