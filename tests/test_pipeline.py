@@ -129,6 +129,26 @@ async def test_a_backend_that_proves_slow_gets_low_effort_from_then_on():
     assert (row["prompt_tokens"], row["completion_tokens"]) == (9, 40)
 
 
+async def test_a_streams_own_pace_tells_a_slow_backend_and_is_known_after_a_restart(tmp_path):
+    """An engine without timings is measured from its first token to its last; a new process has the record."""
+    tables = {
+        "backends": {"local": {"url": "", "engine": "vllm", "family": "kimi-k3", "models": ["m"]}},
+        "policy": {"slow_below_tokens_per_second": 1000.0},
+        "store": {"url": f"sqlite:///{tmp_path / 'proxy.db'}"},
+    }
+    reply = answer("one two three four", reasoning="a b c d e f", gap=0.02)
+    async with FakeBackend(reply, style="vllm") as backend:
+        tables["backends"]["local"]["url"] = backend.url
+        async with serving(settings(backend.url, **tables)) as proxy:
+            assert (await proxy.chat(USER, stream=True)).headers["x-proxy-effort"] == "-"
+            pace = (await proxy.rows())[0]["decode_tokens_per_second"]
+        async with serving(settings(backend.url, **tables)) as proxy:
+            again = await proxy.chat(MORE, stream=True)
+    assert 0 < pace < 1000
+    assert again.headers["x-proxy-effort"] == "low; reason=slow-backend"
+    assert backend.requests[-1].body["reasoning_effort"] == "low"
+
+
 async def test_the_ledger_says_how_tokens_were_counted():
     """Reported where the engine counts; estimated where it does not; parts add up."""
     reported = {"prompt_tokens": 9, "completion_tokens": 50, "completion_tokens_details": {"reasoning_tokens": 40}}
