@@ -55,16 +55,15 @@ class ApiDoor:
             query=scope["query_string"].decode("latin-1"),
         )
         try:
-            call = replace(call, body=await self._body(scope, receive))
-        except BodyTooLarge as error:
-            await _send(send, self._pipeline.refuse(call, error))
-            return
+            body = await self._unless_ended(self._body(scope, receive))
+            if body is None:
+                raise Stopping(STOPPING)
         except _ClientLeft:
             return
-        reply = await self._unless_ended(self._pipeline.handle(call), receive)
-        if reply is None and self._pipeline.stopping.is_set():
-            late = Stopping(STOPPING)
-            reply = Reply(late.status, [("content-type", "application/json"), *late.headers.items()], late.body())
+        except ProxyError as error:
+            await _send(send, self._pipeline.refuse(call, error))
+            return
+        reply = await self._unless_ended(self._pipeline.handle(replace(call, body=body)), _gone(receive))
         if reply is not None:
             await self._deliver(reply, receive, send)
 
@@ -74,23 +73,24 @@ class ApiDoor:
             await _send(send, reply)
             return
         try:
-            await self._unless_ended(_send(send, reply), receive)
+            await self._unless_ended(_send(send, reply), _gone(receive))
             if self._pipeline.stopping.is_set() and (last := reply.body.interrupt(Stopping(STOPPING))):
                 await send({"type": "http.response.body", "body": last})
         finally:
             await reply.body.aclose()
 
-    async def _unless_ended(self, work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-        """The result of `work`; None when the client leaves or the proxy stops before, and the work is cancelled."""
+    async def _unless_ended(self, work: Coroutine[Any, Any, T], *ends: Coroutine[Any, Any, None]) -> T | None:
+        """The result of `work`. When one of `ends` comes before, or the proxy stops, it is cancelled, and what it then
+        still returns is the result, None where that is nothing."""
         doing = asyncio.ensure_future(work)
-        ends = [asyncio.ensure_future(_gone(receive)), asyncio.ensure_future(self._pipeline.stopping.wait())]
+        watching = [*map(asyncio.ensure_future, ends), asyncio.ensure_future(self._pipeline.stopping.wait())]
         try:
-            await asyncio.wait({doing, *ends}, return_when=asyncio.FIRST_COMPLETED)
-            return doing.result() if doing.done() else None
+            await asyncio.wait({doing, *watching}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (doing, *ends):
+            for task in (doing, *watching):
                 task.cancel()
-            await asyncio.gather(doing, *ends, return_exceptions=True)
+            await asyncio.gather(doing, *watching, return_exceptions=True)
+        return None if doing.cancelled() else doing.result()
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,10 @@ log = logging.getLogger(__name__)
 
 PROBE_SECONDS = 3.0
 """A probe asks for small JSON bodies; a server that takes longer is asked again later."""
-FIRST_PROBE_WAIT = 2.0
-"""How long a request waits for the very first probe, so that it is not sent in the wrong dialect."""
+PROBE_WAIT = 2.0
+"""How long requests wait for a probe from its beginning, so that they are not sent in the wrong dialect."""
+PROBE_AGAIN = 5.0
+"""Seconds from one probe of a backend that is not known yet to the next."""
 _SMOOTHING = 0.3
 _LEAST_TOKENS = 4
 
@@ -35,6 +38,7 @@ class Backend:
         self._slow_below = slow_below
         self._wire = Wire(name, settings)
         self._probe: asyncio.Task[None] | None = None
+        self._probed = 0.0
         self._found: probes.Found | None = None
         self._speeds: dict[str, float] = {}
         self.answered = False
@@ -58,16 +62,20 @@ class Backend:
             return tuple(self.settings.models)
         return tuple(row["id"] for row in self._found.models) if self._found else ()
 
-    def start_probe(self) -> asyncio.Task[None]:
-        """Look again at what stands there, in the background."""
-        if self._probe is None or self._probe.done():
+    def start_probe(self) -> None:
+        """Look again at what stands there, in the background; not more often than every PROBE_AGAIN seconds."""
+        now = time.monotonic()
+        if self._probe is None or (self._probe.done() and now - self._probed >= PROBE_AGAIN):
             self._probe = asyncio.create_task(self._look(), name=f"probe {self.name}")
-        return self._probe
+            self._probed = now
 
     async def known(self) -> None:
-        """Wait a little for the first probe; a backend that was found once is never waited for."""
+        """Wait a little for a probe that just began; a backend that was found once is never waited for."""
         if self._found is None and self.needs_probe:
-            await asyncio.wait({self.start_probe()}, timeout=FIRST_PROBE_WAIT)
+            self.start_probe()
+            left = self._probed + PROBE_WAIT - time.monotonic()
+            if self._probe is not None and left > 0:
+                await asyncio.wait({self._probe}, timeout=left)
 
     @property
     def needs_probe(self) -> bool:
@@ -171,15 +179,17 @@ class Backends:
     def first(self) -> Backend:
         return next(iter(self.by_name.values()))
 
-    def route(self, model: str) -> Route:
+    async def route(self, model: str) -> Route:
         """The backend for a model, by alias, by the names that backends serve, or the only one that takes any name.
 
+        Waits a little for backends that are just being looked at: their names and families count.
         Raises ModelNotFound that lists the known names.
         """
         alias = self._settings.models.get(model)
         upstream = (alias.upstream if alias else None) or model
         name = alias.backend if alias else None
-        backend = self.by_name[name] if name else self._serving(upstream, model)
+        backend = self.by_name[name] if name else await self._serving(upstream, model)
+        await backend.known()
         family = (alias.family if alias else None) or backend.settings.family
         found = self._family(upstream, backend) if family == "auto" else self._families.named(family)
         return Route(backend, upstream, found, alias.price if alias else None)
@@ -189,14 +199,17 @@ class Backends:
         served = backend.models
         return self._families.for_model(served[0] if len(served) == 1 else model)
 
-    def _serving(self, upstream: str, asked: str) -> Backend:
+    async def _serving(self, upstream: str, asked: str) -> Backend:
         everyone = list(self.by_name.values())
-        for backend in everyone:
-            if upstream in backend.models:
-                return backend
         open_to_any = [backend for backend in everyone if not backend.settings.models]
-        if len(open_to_any) == 1:
-            return open_to_any[0]
+        for wait in (False, True):
+            if wait:
+                await asyncio.gather(*(backend.known() for backend in everyone))
+            serving = next((backend for backend in everyone if upstream in backend.models), None)
+            if serving is not None:
+                return serving
+            if len(open_to_any) == 1:
+                return open_to_any[0]
         known = sorted({*self._settings.models, *(name for backend in everyone for name in backend.models)})
         raise ModelNotFound(
             f"no backend serves the model {asked!r}; known: {', '.join(known) or 'none yet'}", param="model"

@@ -36,7 +36,7 @@ class Callers:
         name = self._client(headers.get("authorization", "")) if self._by_key else None
         return Caller(
             client=name,
-            credential=f"client {name}" if name else headers.get("authorization", ""),
+            credential=f"client {name}" if name else " ".join(keys_in(headers)),
             end_user=self._hash(headers, "end-user", defaults.end_user_headers),
             conversation=self._hash(headers, "conversation", defaults.conversation_headers),
             shown=(self._settings.clients[name].reasoning if name else None) or defaults.client_reasoning,
@@ -54,6 +54,13 @@ class Callers:
     def _hash(self, headers: Mapping[str, str], kind: str, names: tuple[str, ...] | list[str]) -> str | None:
         value = next((value for name in names if (value := headers.get(name.lower()))), None)
         return history.hashed(self._salt, kind, value) if value else None
+
+
+def keys_in(headers: Mapping[str, str]) -> list[str]:
+    """The keys that a caller sent, under the names that clients use, without their scheme."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    bare = key.strip() or (scheme if scheme.lower() not in ("bearer", "basic") else "")
+    return [found for found in (bare, headers.get("x-api-key", ""), headers.get("api-key", "")) if found]
 
 
 def _digest(key: str) -> bytes:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
-from proxy.jsons import healed
+from proxy.jsons import dumps, healed
 from proxy.messages import Event, Json, ToolCall, Usage, count_of
+
+
+@dataclass(slots=True)
+class Call:
+    """One tool call as it grows."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -17,12 +25,14 @@ class Choice:
 
     reasoning: list[str] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
-    calls: dict[int, dict[str, str]] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
     finish: str | None = None
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        return tuple(ToolCall(call["name"], call["arguments"], call["id"] or None) for call in self.calls.values())
+        """The calls in the order of their indexes, as clients put them."""
+        ordered = sorted(self.calls, key=lambda call: call.index)
+        return tuple(ToolCall(call.name, "".join(call.arguments), call.id or None) for call in ordered)
 
     @property
     def shows(self) -> bool:
@@ -111,25 +121,34 @@ def finish_of(choice: Choice) -> str:
 
 
 def _add_call(choice: Choice, fragment: Mapping[str, Json]) -> None:
-    """A fragment belongs to its index; without one, to the call of its id, a new id being a new call."""
-    at = fragment.get("index")
-    identity = fragment.get("id") or ""
-    if not isinstance(at, int):
-        at = _place(choice, identity)
-    call = choice.calls.setdefault(at, {"id": "", "name": "", "arguments": ""})
     function = fragment.get("function")
     function = function if isinstance(function, dict) else {}
-    call["id"] = call["id"] or str(identity)
-    call["name"] = call["name"] or str(function.get("name") or "")
+    identity = fragment.get("id")
+    identity = identity if isinstance(identity, str) else ""
+    call = _call_of(choice, fragment.get("index"), identity)
+    call.id = call.id or identity
+    call.name = call.name or str(function.get("name") or "")
     arguments = function.get("arguments")
     if isinstance(arguments, dict | list):
-        arguments = msgspec.json.encode(arguments).decode()
-    call["arguments"] += arguments if isinstance(arguments, str) else ""
+        arguments = dumps(arguments).decode()
+    if isinstance(arguments, str) and arguments:
+        call.arguments.append(arguments)
 
 
-def _place(choice: Choice, identity: str) -> int:
-    last = max(choice.calls, default=-1)
-    if not identity and last >= 0:
-        return last
-    known = (at for at, call in choice.calls.items() if identity and call["id"] == identity)
-    return next(known, last + 1)
+def _call_of(choice: Choice, index: Json, identity: str) -> Call:
+    """The call that a fragment goes on with: that of its index, unless it brings another id; without an index, that of
+    its id, and without both the last one."""
+    calls = choice.calls
+    if isinstance(index, int):
+        known = next((call for call in reversed(calls) if call.index == index), None)
+        if known is not None and not (identity and known.id and identity != known.id):
+            return known
+    else:
+        known = (
+            next((call for call in calls if call.id == identity), None) if identity else calls[-1] if calls else None
+        )
+        if known is not None:
+            return known
+        index = max((call.index for call in calls), default=-1) + 1
+    calls.append(Call(index))
+    return calls[-1]

@@ -164,7 +164,8 @@ def tool_calls(value: Json) -> tuple[ToolCall, ...]:
     for entry in value if isinstance(value, list) else ():
         function = entry.get("function") if isinstance(entry, dict) else None
         if isinstance(function, dict) and isinstance(function.get("name"), str):
-            arguments = function.get("arguments", "")
+            arguments = function.get("arguments")
+            arguments = "" if arguments is None else arguments
             text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
             calls.append(ToolCall(function["name"], text, entry.get("id")))
     return tuple(calls)

@@ -75,8 +75,10 @@ class Pipeline:
                 record, InternalError("an internal error; the proxy's log says more under this request's id")
             )
         except BaseException as error:
-            record.failed(Stopping(STOPPING) if self.stopping.is_set() else error)
-            raise
+            if not self.stopping.is_set():
+                record.failed(error)
+                raise
+            reply = _failed(record, Stopping(STOPPING))  # cancelled by a door, which still has to answer
         return _identified(reply, call, record)
 
     def refuse(self, call: Call, error: ProxyError) -> Reply:
@@ -106,8 +108,7 @@ class Pipeline:
         request = normalise.read(call.body)
         record.entry.model, record.entry.stream = request.model, request.stream
 
-        route = self.backends.route(request.model)
-        await route.backend.known()
+        route = await self.backends.route(request.model)
         scope = history.scope(self.store.salt, caller.credential, caller.end_user, route.family.name)
         chain = history.Chain(request.messages, scope)
         turns = await self.store.find(list(chain.keys.values()))
@@ -185,7 +186,7 @@ class Pipeline:
     async def _pass_through(self, call: Call, record: Record) -> Reply:
         """Any other path of the API: unchanged, streamed, and with a row of its own."""
         self._caller(call, record)
-        backend = self._backend_for(call.body, record)
+        backend = await self._backend_for(call.body, record)
         record.entry.backend, record.entry.engine = backend.name, backend.engine
         sent = _upstream_headers(call.headers)
         for name in ("accept-encoding", "content-type"):
@@ -201,7 +202,7 @@ class Pipeline:
         body = await relay.refused_raw(answer, record) if refused else relay.Raw(answer, record)
         return Reply(answer.status, told, body)
 
-    def _backend_for(self, body: bytes, record: Record) -> Backend:
+    async def _backend_for(self, body: bytes, record: Record) -> Backend:
         """By the `model` of a JSON body, else the first backend."""
         try:
             model = msgspec.json.decode(body).get("model")
@@ -210,7 +211,7 @@ class Pipeline:
         if not isinstance(model, str):
             return self.backends.first
         record.entry.model = model
-        return self.backends.route(model).backend
+        return (await self.backends.route(model)).backend
 
     async def ready(self) -> str | None:
         """None when requests can be served, else what is wrong."""

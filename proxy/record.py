@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from proxy import prices, tokens
 from proxy.backends import Route
-from proxy.callers import Caller
+from proxy.callers import Caller, keys_in
 from proxy.errors import ProxyError, RequestError, UpstreamError, UpstreamUnreachable
 from proxy.fold import Fold
 from proxy.history import Chain
@@ -37,7 +37,7 @@ class Record:
         self._started = time.monotonic()
         self._span = _Span()
         self.finished = False
-        self._secrets = [*filter(_is_secret, secrets), *filter(_is_secret, _keys_in(call.headers))]
+        self._secrets = [*filter(_is_secret, secrets), *filter(_is_secret, keys_in(call.headers))]
         self._plan: Plan | None = None
         self._chain: Chain | None = None
         self._route: Route | None = None
@@ -210,16 +210,6 @@ def _positive(value: object) -> float | None:
 def _is_secret(text: str) -> bool:
     """Whether it is long enough to be one: hiding short texts would garble messages."""
     return len(text) >= _LEAST_SECRET
-
-
-def _keys_in(headers: Mapping[str, str]) -> list[str]:
-    """The keys that a caller sent, under the names that clients use."""
-    authorization = headers.get("authorization", "")
-    return [
-        authorization.partition(" ")[2].strip() or authorization,
-        headers.get("x-api-key", ""),
-        headers.get("api-key", ""),
-    ]
 
 
 def shown_headers(record: Record) -> Mapping[str, str]:

@@ -49,7 +49,10 @@ class Stream:
             if not self._take(codec.end()):
                 self._end()
         except ProxyError as error:
-            self._fail(error)
+            if self._is_finished():
+                self._complete()  # all was said: only the end of the connection is missing
+            else:
+                self._fail(error)
         except Exception:
             log.exception("request %s failed by a fault of this program", self._record.entry.request_id)
             self._fail(InternalError("an internal error; the proxy's log says more under this request's id"))

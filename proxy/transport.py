@@ -36,6 +36,7 @@ class AsyncTransport:
             raise ValueError("give either `config` or `backend`")
         self._settings = config or _settings_for(str(backend), engine, family)
         self._pipeline: Pipeline | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._earlier: list[dict[str, Any]] = []
 
     @classmethod
@@ -59,8 +60,13 @@ class AsyncTransport:
             body=await request.aread(),
             query=request.url.query.decode("ascii"),
         )
-        reply = await self._open().handle(call)
-        return _response(library, reply, request)
+        seconds = request.extensions.get("timeout", {}).get("read")
+        try:
+            async with asyncio.timeout(seconds):
+                reply = await self._open().handle(call)
+        except TimeoutError:
+            raise library.ReadTimeout(f"no answer within {seconds} s", request=request) from None
+        return _response(library, reply, request, seconds)
 
     def _path(self, path: str) -> str:
         """The path at the server: an SDK's base URL may be that of a backend with its API elsewhere than at `/v1`."""
@@ -70,8 +76,11 @@ class AsyncTransport:
 
     def _open(self) -> Pipeline:
         if self._pipeline is None:
+            self._loop = asyncio.get_running_loop()
             self._pipeline = Pipeline.open(self._settings)
             self._pipeline.start()
+        elif self._loop is not asyncio.get_running_loop():
+            raise RuntimeError("this transport belongs to another event loop: make one in each `asyncio.run`")
         return self._pipeline
 
     async def aclose(self) -> None:
@@ -99,10 +108,10 @@ def _settings_for(backend: str, engine: str, family: str) -> config.Settings:
     )
 
 
-def _response(library: Any, reply: Reply, request: Any) -> Any:
+def _response(library: Any, reply: Reply, request: Any, seconds: float | None) -> Any:
     if isinstance(reply.body, bytes):
         return library.Response(reply.status, headers=reply.headers, content=reply.body, request=request)
-    stream = _stream_class(library)(reply.body)
+    stream = _stream_class(library)(reply.body, request, seconds)
     return library.Response(reply.status, headers=reply.headers, stream=stream, request=request)
 
 
@@ -110,11 +119,21 @@ def _stream_class(library: Any) -> Any:
     """Both libraries insist on their own base class for a streamed body."""
 
     class _Stream(library.AsyncByteStream):  # type: ignore[misc]  # a base that is only known at run time
-        def __init__(self, body: Body) -> None:
+        def __init__(self, body: Body, request: Any, seconds: float | None) -> None:
             self._body = body
+            self._request = request
+            self._seconds = seconds
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            async for piece in self._body:
+            pieces = aiter(self._body)
+            while True:
+                try:
+                    async with asyncio.timeout(self._seconds):
+                        piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    raise library.ReadTimeout(f"silent for {self._seconds} s", request=self._request) from None
                 yield piece
 
         async def aclose(self) -> None:

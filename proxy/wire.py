@@ -18,6 +18,8 @@ from proxy.jsons import JsonError, loads
 # No connection came about. httpx-aiohttp 0.2 gives the same httpx error for one that broke later, so the cause decides.
 # A URL that no connection can be made to is a ValueError.
 _NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, httpx.InvalidURL, ValueError)
+IDLE_SECONDS = 4.0
+"""An idle connection is closed before the server does it: uvicorn, and with it vLLM and SGLang, waits for 5 s."""
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError, ValueError)
 
 
@@ -129,8 +131,9 @@ class Wire:
     def _client(self, pooled: bool) -> httpx.AsyncClient:
         if pooled not in self._clients:
             settings = self._settings
+            kept: dict[str, Any] = {"keepalive_timeout": IDLE_SECONDS} if pooled else {"force_close": True}
             session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, force_close=not pooled),
+                connector=aiohttp.TCPConnector(limit=0, **kept),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers={"accept", "accept-encoding", "user-agent", "content-type"},
             )

@@ -515,3 +515,64 @@ async def test_every_engine_is_told_from_the_others(style):
         async with serving(settings(backend.url, engine="auto", **tables)) as proxy:
             await proxy.chat(USER, model="fake")
             assert (await proxy.rows())[0]["engine"] == style
+
+
+async def test_the_first_request_after_a_start_knows_the_family(tmp_path):
+    """A server of one model answers to any name; who asks before the probe has ended waits for it."""
+    store = {"url": f"sqlite:///{tmp_path / 'proxy.db'}"}
+    async with FakeBackend(THOUGHT, style="llama-server", model="Kimi-K3-UD-IQ1_S") as backend:
+        tables = {"backends": {"local": {"url": backend.url}}, "store": store}
+        given = settings(backend.url, engine="auto", family="auto", **tables)
+        async with serving(given) as proxy:
+            await proxy.chat(USER, model="gpt-4o")
+        async with serving(given) as proxy:
+            second = await proxy.chat(USER, SAID, MORE, model="gpt-4o")
+            rows = await proxy.rows(2)
+    assert {row["family"] for row in rows} == {"kimi-k3"}
+    assert "restored=1" in second.headers["x-proxy-history"]
+
+
+async def test_two_backends_that_are_asked_for_their_models_serve_from_the_first_request_on():
+    """A 404 would not be tried again by any SDK."""
+    async with FakeBackend(THOUGHT, model="one") as one, FakeBackend(THOUGHT, model="two") as two:
+        tables = {name: {"url": url} for name, url in {"local": one.url, "other": two.url}.items()}
+        given = settings(one.url, backends=tables)
+        async with serving(given) as proxy:
+            assert (await proxy.chat(USER, model="two")).headers["x-proxy-backend"] == "other"
+            assert (await proxy.chat(USER, model="three")).status_code == 404
+
+
+async def test_a_backend_that_tells_nothing_is_not_asked_before_every_request():
+    """With the client's own key `/v1/models` is a 401 to the proxy."""
+    paths = {"/v1/models": error(401, "no key")}
+    async with FakeBackend(THOUGHT, paths=paths) as backend:
+        async with serving(settings(backend.url, backends={"local": {"url": backend.url}})) as proxy:
+            for _ in range(5):
+                await proxy.chat(USER)
+            asked = [request.path for request in backend.others]
+    assert asked.count("/v1/models") == 1
+
+
+@pytest.mark.parametrize("end", ["then_cut", "then_abort"])
+async def test_an_answer_that_lacks_only_its_end_is_complete(end):
+    """After the last finish reason everything was said."""
+    lines = [
+        {"choices": [{"index": 0, "delta": {"reasoning_content": "T"}}]},
+        {"choices": [{"index": 0, "delta": {"content": "Two files."}, "finish_reason": "stop"}]},
+    ]
+    async with FakeBackend(getattr(script(*lines), end)(), THOUGHT) as backend, serving(settings(backend.url)) as proxy:
+        response = await proxy.chat(USER, stream=True)
+        assert events(response.text)[-1] == "[DONE]"
+        assert (await proxy.rows())[0]["outcome"] == "ok"
+        assert "restored=1" in (await proxy.chat(USER, SAID, MORE)).headers["x-proxy-history"]
+
+
+@pytest.mark.parametrize("name", ["x-api-key", "api-key", "authorization"])
+async def test_callers_are_told_apart_by_whichever_key_they_send(name):
+    """Without a [clients] table too."""
+    async with FakeBackend(THOUGHT) as backend, serving(settings(backend.url)) as proxy:
+        await proxy.chat(USER, headers={name: "Bearer key-one"})
+        other = await proxy.chat(USER, SAID, MORE, headers={name: "Bearer key-two"})
+        same = await proxy.chat(USER, SAID, MORE, headers={name: "Bearer key-one"})
+    assert "restored=0" in other.headers["x-proxy-history"]
+    assert "restored=1" in same.headers["x-proxy-history"]

@@ -174,3 +174,38 @@ def test_timings_tell_totals_where_no_usage_came():
     """llama-server's last chunk has exact figures without being asked."""
     fold = folded(chunk(delta(finish="stop"), timings={"cache_n": 5, "prompt_n": 7, "predicted_n": 9}))
     assert fold.reported() == Usage(prompt=12, cached=5, completion=9)
+
+
+def call(identity: Any = None, name: Any = None, arguments: Any = None, **more: Any) -> dict[str, Any]:
+    """A tool call, or a fragment of one."""
+    return {"id": identity, "function": {"name": name, "arguments": arguments}, **more}
+
+
+@pytest.mark.parametrize("identity", ["same", "", None])
+def test_each_entry_of_a_whole_answer_is_a_call_of_its_own(identity):
+    """Kimi's ids repeat, and some engines give none."""
+    message = {"role": "assistant", "tool_calls": [call(identity, "f", '{"a":1}'), call(identity, "f", '{"a":2}')]}
+    fold = Fold()
+    fold.add(DIALECT.decode(chunk({"index": 0, "message": message, "finish_reason": "tool_calls"}), whole=True))
+    assert [one.arguments for one in fold.choices[0].tool_calls] == ['{"a":1}', '{"a":2}']
+
+
+@pytest.mark.parametrize(
+    ("fragments", "wanted"),
+    [
+        ([call("b", "g", "2", index=1), call("a", "f", "1", index=0)], [("f", "1"), ("g", "2")]),
+        (
+            [call("a", "f", "1", index=0), call("b", "g", "2", index=0), call(None, None, "3", index=0)],
+            [("f", "1"), ("g", "23")],
+        ),
+        ([call("a", "f", "1"), call(None, None, "2"), call("b", "g", "3")], [("f", "12"), ("g", "3")]),
+        ([call("a", "f", "1"), call("a", "f", "2")], [("f", "12")]),
+        ([call("a", "f", {"x": 1}, index=0)], [("f", '{"x":1}')]),
+        ([call("a", "f", None, index=0)], [("f", "")]),
+    ],
+)
+def test_fragments_find_their_call(fragments, wanted):
+    """By index; another id under the same index is another call; without an index by id, else the last one goes on."""
+    fold = folded(*(chunk(delta(tool_calls=[fragment])) for fragment in fragments))
+    assert sorted((one.name, one.arguments) for one in fold.choices[0].tool_calls) == wanted
+    assert [one.name for one in fold.choices[0].tool_calls] == [name for name, _ in wanted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -130,6 +131,31 @@ async def test_a_stream_that_is_left_early_ends_the_backends_work():
             await stream.close()
             assert await backend.requests[0].hung_up()
         assert transport.ledger[0]["outcome"] == "client_disconnected"
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_callers_own_timeout_counts(library, stream):
+    """Agent code that sets a time-out gets its library's error, and the backend is let go."""
+    reply = answer("late", reasoning="T")
+    reply = reply.first(2).then_stall() if stream else reply.after(asyncio.Event())
+    body = {"model": "m", "messages": [USER], "stream": stream}
+    async with FakeBackend(reply) as backend:
+        transport = AsyncTransport(backend=backend.url)
+        async with library.AsyncClient(transport=transport, timeout=0.5) as http:
+            with pytest.raises(library.ReadTimeout):
+                await http.post("http://x.invalid/v1/chat/completions", json=body)
+        assert await backend.requests[0].hung_up()
+        assert transport.ledger[0]["outcome"] == "client_disconnected"
+
+
+async def test_a_transport_of_another_event_loop_says_so():
+    """Scripts call `asyncio.run` more than once; connections belong to one of them."""
+    async with AsyncTransport(backend="http://127.0.0.1:9/v1", engine="openai") as transport:
+        request = httpx.Request("POST", "http://x.invalid/v1/chat/completions", json={"model": "m", "messages": [USER]})
+        assert (await transport.handle_async_request(request)).status_code == 502
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, transport.handle_async_request(request))
 
 
 def test_a_transport_wants_one_source_of_settings():

@@ -152,7 +152,7 @@ class Dialect:
             said = choice.message if whole else choice.delta
             if said is None or not isinstance(choice.index, int):
                 event.odd = True
-            _read(event, choice, said or _Delta())
+            _read(event, choice, said or _Delta(), whole)
             usage = usage or choice.usage
         event.empty = not chunk.choices
         if isinstance(usage, dict):
@@ -171,7 +171,7 @@ def _chunk(payload: bytes) -> _Chunk:
         return msgspec.convert(loads(payload), _Chunk)
 
 
-def _read(event: Event, choice: _Choice, said: _Delta) -> None:
+def _read(event: Event, choice: _Choice, said: _Delta, whole: bool) -> None:
     part = Part(choice.index if isinstance(choice.index, int) else 0)
     if isinstance(said.content, str):
         part.text = said.content
@@ -185,6 +185,8 @@ def _read(event: Event, choice: _Choice, said: _Delta) -> None:
             event.odd = True
     if isinstance(said.tool_calls, list):
         part.calls = [call for call in said.tool_calls if isinstance(call, dict)]
+        if whole:  # each entry is a call of its own, whatever ids and indexes say
+            part.calls = [{**call, "index": at} for at, call in enumerate(part.calls)]
     if isinstance(choice.finish_reason, str) and choice.finish_reason:
         part.finish = choice.finish_reason
     event.parts.append(part)
