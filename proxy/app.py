@@ -142,6 +142,8 @@ def create_app(pipeline: Pipeline) -> FastAPI:
         pipeline.start()
         for name, backend in pipeline.settings.backends.items():
             log.info("backend %s is at %s", name, backend.shown_url)
+        for hint in config.hints(pipeline.settings):
+            log.warning("%s", hint)
         try:
             yield
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 
 from proxy import config, probes
 from proxy.dialects import DIALECTS, Dialect
-from proxy.errors import ModelNotFound
+from proxy.errors import ModelNotFound, UpstreamUnreachable
 from proxy.families import Families, Family
 from proxy.messages import Facts
 from proxy.prices import Price
@@ -24,7 +24,9 @@ PROBE_SECONDS = 3.0
 PROBE_WAIT = 2.0
 """How long requests wait for a probe from its beginning, so that they are not sent in the wrong dialect."""
 PROBE_AGAIN = 5.0
-"""Seconds from one probe of a backend that is not known yet to the next."""
+"""Seconds from one probe of a backend to the next."""
+PROBE_AGE = 60.0
+"""Seconds after which a known backend is looked at again, while requests go on."""
 _SMOOTHING = 0.3
 _LEAST_TOKENS = 4
 
@@ -70,12 +72,23 @@ class Backend:
             self._probed = now
 
     async def known(self) -> None:
-        """Wait a little for a probe that just began; a backend that was found once is never waited for."""
-        if self._found is None and self.needs_probe:
-            self.start_probe()
-            left = self._probed + PROBE_WAIT - time.monotonic()
-            if self._probe is not None and left > 0:
-                await asyncio.wait({self._probe}, timeout=left)
+        """Look again where that is due. Only what was never found, or did not answer lately, is waited for a little."""
+        if not self.needs_probe or (self._is_known and time.monotonic() - self._probed < PROBE_AGE):
+            return
+        self.start_probe()
+        left = self._probed + PROBE_WAIT - time.monotonic()
+        if not self._is_known and self._probe is not None and left > 0:
+            await asyncio.wait({self._probe}, timeout=left)
+
+    async def look_again(self) -> None:
+        """A model is asked for that nobody is known to serve: it may have come since."""
+        self.start_probe()
+        if self._probe is not None:
+            await asyncio.wait({self._probe}, timeout=PROBE_WAIT)
+
+    @property
+    def _is_known(self) -> bool:
+        return self._found is not None and self.answered
 
     @property
     def needs_probe(self) -> bool:
@@ -88,7 +101,9 @@ class Backend:
         except Exception:  # a probe is never a reason to fail
             log.exception("the probe of backend %s failed", self.name)
             return
-        if found is not None:
+        if found is None or (self.dialect.tells_properties and not self.answered):
+            log.warning("backend %s at %s does not answer: is it running?", self.name, self.settings.shown_url)
+        elif found != self._found:
             self._found = found
             log.info("backend %s: %s, context %s", self.name, found.engine, found.context_limit or "unknown")
 
@@ -135,7 +150,11 @@ class Backend:
     async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, query: str = "") -> Answer:
         """Send a request; see `Wire.send`."""
         pooled = self.dialect.reuses_connections
-        answer = await self._wire.send(method, path, headers, body, query=query, pooled=pooled)
+        try:
+            answer = await self._wire.send(method, path, headers, body, query=query, pooled=pooled)
+        except UpstreamUnreachable:
+            self.answered = False  # what stands there when it is back may be another server
+            raise
         self.answered = True
         return answer
 
@@ -204,7 +223,7 @@ class Backends:
         open_to_any = [backend for backend in everyone if not backend.settings.models]
         for wait in (False, True):
             if wait:
-                await asyncio.gather(*(backend.known() for backend in everyone))
+                await asyncio.gather(*(backend.look_again() for backend in open_to_any))
             serving = next((backend for backend in everyone if upstream in backend.models), None)
             if serving is not None:
                 return serving

@@ -105,7 +105,7 @@ class Fold:
         return not any(choice.shows or choice.reasoning for choice in self.choices.values())
 
     def reported(self) -> Usage:
-        """Usage as reported; llama-server's timings tell the totals where no usage came (wire-formats 5)."""
+        """Usage as reported; llama-server's timings tell the totals where no usage came."""
         usage, timings = self.usage, self.timings
         if usage.completion is None:
             usage = replace(usage, completion=count_of(timings.get("predicted_n")))

@@ -18,8 +18,14 @@ def of_plan(plan: Plan) -> list[tuple[str, str]]:
             f"present={history.present}; restored={history.restored}; missing={history.missing}; "
             f"filled={history.filled}; dropped={history.dropped}",
         ),
-        ("x-proxy-decisions", ",".join(dict.fromkeys(decision.rule for decision in plan.decisions))),
+        ("x-proxy-decisions", ",".join(dict.fromkeys(decision.rule for decision in plan.decisions)) or "-"),
     ]
+
+
+def of_answer(outcome: str, cost: str | None) -> list[tuple[str, str]]:
+    """What only a complete answer can tell."""
+    found = [("x-proxy-outcome", outcome)]
+    return found if cost is None else [*found, ("x-proxy-cost-usd", cost)]
 
 
 def _max_tokens(plan: Plan) -> str:

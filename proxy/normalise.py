@@ -16,7 +16,7 @@ from proxy.jsons import has_escaped_surrogates, healed
 from proxy.messages import REASONING_FIELDS, Ask, ChatRequest, Json, Message, ToolCall
 
 CAP_FIELDS = ("max_completion_tokens", "max_tokens")
-"""Names of the output cap; where both are sent, engines obey the first (wire-formats: llama-server, vLLM, Moonshot)."""
+"""Names of the output cap; where both are sent, llama-server, vLLM and Moonshot obey the first."""
 
 MOST_TOKENS = 2**31 - 1
 """What llama-server takes at the most, and more than any model has."""

@@ -17,7 +17,7 @@ from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
 from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping, UpstreamError, UpstreamTimeout
 from proxy.messages import Call, Reply
-from proxy.record import Record, shown_headers
+from proxy.record import Record
 from proxy.store import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,8 @@ class Pipeline:
             await relay.expect(answer, "text/event-stream")
             return Reply(answer.status, told + relay.STREAM_HEADERS, relay.Stream(answer, dialect, view, record))
         event = await relay.whole(answer, dialect, record)
-        return Reply(answer.status, [*told, relay.JSON, *shown_headers(record).items()], view.whole(event))
+        more = headers.of_answer(record.entry.outcome, record.cost())
+        return Reply(answer.status, [*told, relay.JSON, *more], view.whole(event))
 
     def _caller(self, call: Call, record: Record) -> Caller:
         caller = self._callers.of(call.headers)
@@ -142,8 +143,7 @@ class Pipeline:
         """All models, or the one of this name."""
         self._caller(call, record)
         rows = {
-            name: _model_row(name, alias.backend or self.backends.first.name)
-            for name, alias in self.settings.models.items()
+            name: _model_row(name, alias.backend or "reasoning-proxy") for name, alias in self.settings.models.items()
         }
         trouble: ProxyError | None = None
         for backend in self.backends.by_name.values():

@@ -1,4 +1,4 @@
-"""Finding out what stands behind a URL, without loading a model or waking a sleeping one (wire-formats 7)."""
+"""Finding out what stands behind a URL, without loading a model or waking a sleeping one."""
 
 from __future__ import annotations
 

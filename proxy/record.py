@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -210,11 +210,3 @@ def _positive(value: object) -> float | None:
 def _is_secret(text: str) -> bool:
     """Whether it is long enough to be one: hiding short texts would garble messages."""
     return len(text) >= _LEAST_SECRET
-
-
-def shown_headers(record: Record) -> Mapping[str, str]:
-    """The headers that only a complete answer can have."""
-    found = {"x-proxy-outcome": record.entry.outcome}
-    if (cost := record.cost()) is not None:
-        found["x-proxy-cost-usd"] = cost
-    return found

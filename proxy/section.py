@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A table of the configuration file. It lives in the module that obeys it; `config.py` puts the tables together."""
+    """A table of the configuration file. It lives in the module that obeys it; `config/` puts the tables together."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

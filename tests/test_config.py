@@ -277,3 +277,11 @@ def test_example_explains_every_key() -> None:
     for line in EXAMPLE.read_text("utf-8").splitlines():
         explained = bool(line) and (explained or "# " in line)
         assert explained or not re.match(r"#?\w+ = ", line), line
+
+
+def test_a_hint_where_a_clients_key_would_leave_the_machine() -> None:
+    """A backend without a key of its own is sent the caller's, which is the proxy's own secret."""
+    clients = '[clients.a]\napi_key = "sk-123456"\n'
+    abroad = load(f'{clients}[backends.b]\nurl = "https://example.invalid/v1"\n')
+    assert config.hints(abroad) == ["backends.b: without api_key or api_key_env it is sent the keys of [clients]"]
+    assert config.hints(load(f"{clients}{BACKEND}")) == []

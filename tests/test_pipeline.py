@@ -576,3 +576,31 @@ async def test_callers_are_told_apart_by_whichever_key_they_send(name):
         same = await proxy.chat(USER, SAID, MORE, headers={name: "Bearer key-one"})
     assert "restored=0" in other.headers["x-proxy-history"]
     assert "restored=1" in same.headers["x-proxy-history"]
+
+
+async def test_a_server_that_comes_later_or_is_another_one_is_found(monkeypatch):
+    """Started after the proxy, or swapped on the same port: it is looked at again, and told things in its own words."""
+    monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 0.0)
+    async with FakeBackend(THOUGHT, style="vllm", model="qwen3-30b") as first:
+        url, port = first.url, first.port
+    tables = {"backends": {"local": {"url": url}, "other": {"url": "http://127.0.0.1:9/v1"}}}
+    async with serving(settings(url, engine="auto", family="auto", **tables)) as proxy:
+        assert (await proxy.chat(USER, model="qwen3-30b")).status_code == 404
+        async with FakeBackend(THOUGHT, style="vllm", model="qwen3-30b", port=port):
+            assert (await proxy.chat(USER, model="qwen3-30b")).status_code == 200
+        assert (await proxy.chat(USER, model="qwen3-30b")).status_code == 502
+        async with FakeBackend(THOUGHT, style="llama-server", model="kimi-k3", port=port) as second:
+            assert (await proxy.chat(USER, model="kimi-k3")).status_code == 200
+            assert second.requests
+        rows = await proxy.rows(4)
+    assert [row["engine"] for row in rows] == [None, "vllm", "vllm", "llama-server"]
+    assert rows[3]["family"] == "kimi-k3"
+
+
+async def test_a_backend_that_does_not_answer_is_logged_with_its_address(caplog):
+    """Whoever mistyped a URL sees it at the start."""
+    async with serving(
+        settings("http://127.0.0.1:9/v1", engine="auto", backends={"local": {"url": "http://127.0.0.1:9/v1"}})
+    ) as proxy:
+        await proxy.chat(USER)
+    assert "backend local at http://127.0.0.1:9/v1 does not answer" in caplog.text

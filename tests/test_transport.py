@@ -109,6 +109,18 @@ async def test_a_base_url_may_be_the_backends_own(base):
         assert f"{base}/chat/completions" in asked
 
 
+async def test_a_transport_takes_a_whole_configuration(tmp_path):
+    """With its backends, prices and store."""
+    async with FakeBackend(*replies()) as backend:
+        file = tmp_path / "config.toml"
+        file.write_text(f'[backends.x]\nurl = "{backend.url}"\n[store]\nurl = "sqlite:///{tmp_path / "a.db"}"\n')
+        transport = AsyncTransport.from_config(file)
+        async with client(transport) as sdk:
+            await sdk.chat.completions.create(model="m", messages=[USER])
+        assert transport.ledger[0]["backend"] == "x"
+        assert (tmp_path / "a.db").exists()
+
+
 async def test_errors_reach_agent_code_as_the_sdks_own():
     """The transport answers with HTTP errors, so the SDK raises what agents catch."""
     async with FakeBackend(error(400, "bad tool")) as backend, client(AsyncTransport(backend=backend.url)) as sdk:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from proxy import families
 from proxy.config import problems
 from proxy.config.problems import Place, Problems
-from proxy.config.tables import Keyed, Settings, is_variable, usable_key
+from proxy.config.tables import Keyed, Settings, is_loopback, is_variable, usable_key
 from proxy.errors import ConfigError
 from proxy.section import Section
 
@@ -111,11 +111,14 @@ def across(settings: Settings, tables: Mapping[str, Any], environ: Mapping[str, 
 
 def hints(settings: Settings) -> list[str]:
     """What is allowed but seldom meant."""
-    return [
-        f"backends.{name}.url: {backend.shown_url} has no path; did you mean {backend.shown_url}/v1?"
-        for name, backend in settings.backends.items()
-        if not urlsplit(backend.url).path
-    ]
+    found = []
+    for name, backend in settings.backends.items():
+        if not urlsplit(backend.url).path:
+            found.append(f"backends.{name}.url: {backend.shown_url} has no path; did you mean {backend.shown_url}/v1?")
+        abroad = not is_loopback(urlsplit(backend.url).hostname or "")
+        if settings.clients and abroad and backend.api_key is None and backend.api_key_env is None:
+            found.append(f"backends.{name}: without api_key or api_key_env it is sent the keys of [clients]")
+    return found
 
 
 def _entries(tables: Mapping[str, Any], *groups: str) -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:

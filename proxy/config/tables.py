@@ -49,10 +49,7 @@ class Server(Section):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the host."""
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return self.host.lower() == "localhost"
+        return is_loopback(self.host)
 
 
 class Keyed(Section):
@@ -252,6 +249,14 @@ class Settings(Section):
         if self.store.url == "memory" and self.store.ledger_jsonl:
             return f"jsonl:///{Path(self.store.ledger_jsonl).expanduser()}"
         return self.store.url
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the host is this machine."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def is_variable(name: str) -> bool:

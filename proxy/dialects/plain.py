@@ -193,7 +193,7 @@ def _read(event: Event, choice: _Choice, said: _Delta, whole: bool) -> None:
 
 
 def usage_of(usage: Mapping[str, Json]) -> Usage:
-    """Tokens as reported, wherever an engine puts them (wire-formats 5)."""
+    """Tokens as reported, wherever an engine puts them."""
     prompt_details = _details(usage, "prompt_tokens_details")
     completion_details = _details(usage, "completion_tokens_details")
     return Usage(
