@@ -42,6 +42,7 @@ class Backend:
         self._probe: asyncio.Task[None] | None = None
         self._probed = 0.0
         self._found: probes.Found | None = None
+        self._trouble = ""
         self._speeds: dict[str, float] = {}
         self.answered = False
         """The latest contact went well."""
@@ -101,9 +102,19 @@ class Backend:
         except Exception:  # a probe is never a reason to fail
             log.exception("the probe of backend %s failed", self.name)
             return
-        if found is None or (self.dialect.tells_properties and not self.answered):
-            log.warning("backend %s at %s does not answer: is it running?", self.name, self.settings.shown_url)
-        elif found != self._found:
+        if found is None:
+            what = (
+                "answers, but does not tell what it is (/v1/models)"
+                if self.answered
+                else "does not answer: is it running?"
+            )
+            if what != self._trouble:
+                log.warning("backend %s at %s %s", self.name, self.settings.shown_url, what)
+            self._trouble = what
+            return
+        self._trouble = ""
+        found = found.over(self._found)
+        if found != self._found:
             self._found = found
             log.info("backend %s: %s, context %s", self.name, found.engine, found.context_limit or "unknown")
 

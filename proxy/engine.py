@@ -32,7 +32,7 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 import click
 
@@ -152,12 +152,7 @@ class Engine:
         process, self._process, self._address = self._process, None, ""
         if process is None:
             return
-        process.terminate()
-        try:
-            process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, seconds=5)
         if process.stdout:
             process.stdout.close()
 
@@ -209,6 +204,16 @@ def tail(log: IO[bytes], lines: int = 12) -> str:
     """The last lines of a log."""
     log.seek(0)
     return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+
+
+def end(process: subprocess.Popen[Any], *, seconds: float) -> None:
+    """Ask a child to end, make it after so many seconds, and wait."""
+    process.terminate()
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def threads() -> int:

@@ -32,14 +32,24 @@ class Found:
     context_limit: int | None = None
     template: str | None = None
 
+    def over(self, earlier: Found | None) -> Found:
+        """What is known now: of the same engine, what this look did not bring stays as it was."""
+        if earlier is None or earlier.engine != self.engine or (self.models and self.models != earlier.models):
+            return self
+        return Found(
+            self.engine,
+            earlier.models,
+            self.context_limit or earlier.context_limit,
+            self.template if self.template is not None else earlier.template,
+        )
+
 
 async def look(get: Get, url: str, engine: str) -> Found | None:
-    """Probe the backend at `url` (with its `/v1`). A configured `engine` is believed; None where nobody answers."""
+    """Probe the backend at `url` (with its `/v1`). A configured `engine` is believed. None: nothing was learned."""
     answer = await get(f"{url}/models")
-    if answer is None and engine == "auto":
-        engine = hosted(url) or await _by_side_door(get, origin(url)) or engine
     if answer is None:
-        return None if engine == "auto" else Found(engine)
+        found = (hosted(url) or await _by_side_door(get, origin(url))) if engine == "auto" else None
+        return Found(found) if found else None
     headers, body = answer
     rows = body.get("data") if isinstance(body, dict) else None
     models = tuple(row for row in rows or () if isinstance(row, dict) and isinstance(row.get("id"), str))

@@ -17,12 +17,12 @@ from proxy.history import Chain
 from proxy.messages import Call, Entry, Event, Plan, Turn, Usage
 from proxy.store import Store
 
+log = logging.getLogger(__name__)
+
 _LEAST_SECRET = 6
 _MOST_SPEED = 1e9
 _LEAST_SPAN = 0.1
 """Seconds; a whole answer that arrives in fewer came out of a buffer, and its pace says nothing."""
-log = logging.getLogger(__name__)
-
 _CHOSEN_BY_DEFAULT = frozenset({"auto", "slow-backend", "default", "conversation"})
 
 

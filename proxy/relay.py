@@ -152,10 +152,7 @@ class Raw:
 async def whole(answer: Answer, dialect: Dialect, record: Record) -> Event:
     """A complete answer as one event; recorded before it leaves."""
     await expect(answer, "application/json", "text/plain")
-    try:
-        event = dialect.decode(await answer.read(), whole=True)
-    finally:
-        await answer.aclose()
+    event = dialect.decode(await answer.read(), whole=True)
     record.fold.add(event)
     if event.error is not None:
         raise UpstreamError(f"the backend answered with an error: {event.error.get('message') or event.error}")
@@ -165,10 +162,7 @@ async def whole(answer: Answer, dialect: Dialect, record: Record) -> Event:
 
 async def refused(answer: Answer, record: Record) -> tuple[list[tuple[str, str]], bytes]:
     """A backend's own error: its words in OpenAI's shape, with the headers that go along."""
-    try:
-        body = await answer.read()
-    finally:
-        await answer.aclose()
+    body = await answer.read()
     message, kind, param, code = error_fields(body, answer.status)
     record.entry.error = record.safe(message)
     record.finish("upstream_error")
@@ -182,10 +176,7 @@ async def refused(answer: Answer, record: Record) -> tuple[list[tuple[str, str]]
 
 async def refused_raw(answer: Answer, record: Record) -> bytes:
     """The decoded body of an error that passes through. Only keys are taken out of it."""
-    try:
-        body = await answer.read()
-    finally:
-        await answer.aclose()
+    body = await answer.read()
     record.entry.error = record.safe(error_fields(body, answer.status)[0])
     record.finish("upstream_error")
     return record.safe(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
@@ -214,10 +205,8 @@ async def expect(answer: Answer, *kinds: str) -> None:
     status = answer.status
     if status < 300 and status != 204 and answer.kind in (*kinds, ""):
         return
-    try:
-        words = error_fields(await answer.read(), status)[0] if answer.kind == "application/json" else ""
-    finally:
-        await answer.aclose()
+    words = error_fields(await answer.read(), status)[0] if answer.kind == "application/json" else ""
+    await answer.aclose()
     if status >= 300:
         place = answer.headers.get("location", "nowhere")
         raise UpstreamError(f"the backend answered {status} and points to {place}: is its `url` right?")

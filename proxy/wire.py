@@ -80,9 +80,12 @@ class Answer:
                 yield chunk
 
     async def read(self) -> bytes:
-        """The whole body, decoded."""
-        with _told(self._name):
-            return await self._response.aread()
+        """The whole body, decoded. The answer is closed after it, however that ends."""
+        try:
+            with _told(self._name):
+                return await self._response.aread()
+        finally:
+            await self.aclose()
 
     async def aclose(self) -> None:
         """Let the connection go; one whose body was not read to its end is closed, which stops the generation."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from proxy.engine import Engine
@@ -14,3 +16,17 @@ def engine() -> Iterator[Engine]:
     """One real server for all tests of a module. What an earlier test asked is still in its prompt cache."""
     with Engine() as running:
         yield running
+
+
+def refuses(url: str, seconds: float = 10.0) -> bool:
+    """Whether nobody listens there any more, in that time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            httpx.get(url, timeout=1)
+        except httpx.ConnectError:
+            return True
+        except httpx.HTTPError:
+            pass  # just going down
+        time.sleep(0.05)
+    return False

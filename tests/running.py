@@ -7,7 +7,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import httpx
 
 from proxy import config
 from proxy.app import server_of
+from proxy.demo.server import free_port, healthy
 from proxy.pipeline import Pipeline
 
 
@@ -84,13 +84,13 @@ def process(folder: Path, toml: str, *, signalled: bool = False) -> Iterator[str
     file.write_text(toml)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("REASONING_PROXY_")}
     for _ in range(3):  # another program may take the free port first
-        port = _free_port()
+        port = free_port()
         command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
         with (folder / "log.txt").open("ab") as log:
             child = subprocess.Popen(command, stdout=log, stderr=log, env=environ, cwd=folder)  # noqa: S603 - our own
         (folder / "pid").write_text(str(child.pid))
         try:
-            if _healthy(port, child):
+            if healthy(port, child):
                 yield f"http://127.0.0.1:{port}/v1"
                 return
         finally:
@@ -98,24 +98,6 @@ def process(folder: Path, toml: str, *, signalled: bool = False) -> Iterator[str
                 child.terminate()
             assert child.wait(20) == 0
     raise AssertionError((folder / "log.txt").read_text())
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def _healthy(port: int, child: subprocess.Popen[bytes]) -> bool:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and child.poll() is None:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                return True
-        time.sleep(0.05)
-    return False
 
 
 def events(text: str) -> list[str]:

@@ -9,29 +9,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from given import BACKEND, load
 
 from proxy import config
 from proxy.config import problems
 from proxy.dialects import DIALECTS
 from proxy.errors import ConfigError
 
-BACKEND = '[backends.local]\nurl = "http://127.0.0.1:8080/v1"\n'
 LOCAL = {"backends": {"local": {"url": "http://127.0.0.1:8080/v1"}}}
 NAMED = {("backends",), ("clients",), ("models",), ("families",)}
 EXAMPLE = Path(__file__).parent.parent / "config.example.toml"
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test may find a config.toml of the developer's."""
-    monkeypatch.chdir(tmp_path)
-
-
-def load(text: str = BACKEND, /, *, environ: dict[str, str] | None = None, **options: Any) -> config.Settings:
-    """The settings that a file with this text gives."""
-    path = Path("given.toml")
-    path.write_text(text, "utf-8")
-    return config.load(path, environ=environ or {}, **options)
 
 
 # Where values come from ------------------------------------------------------------------------------------------
@@ -285,3 +272,11 @@ def test_a_hint_where_a_clients_key_would_leave_the_machine() -> None:
     abroad = load(f'{clients}[backends.b]\nurl = "https://example.invalid/v1"\n')
     assert config.hints(abroad) == ["backends.b: without api_key or api_key_env it is sent the keys of [clients]"]
     assert config.hints(load(f"{clients}{BACKEND}")) == []
+
+
+def test_show_hides_passwords_and_leaves_other_texts_alone() -> None:
+    """A pattern with ? or @ is no URL."""
+    settings = load(f'{BACKEND}[families."f"]\nmodels = ["my-?model", "a@b"]\n[store]\nledger_jsonl = "a@b?c"\n')
+    shown = config.show(settings)
+    assert 'models = ["my-?model", "a@b"]' in shown
+    assert 'ledger_jsonl = "a@b?c"' in shown

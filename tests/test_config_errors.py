@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from given import BACKEND, load
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -15,8 +15,6 @@ from pydantic import BaseModel
 from proxy import config
 from proxy.config import problems
 from proxy.errors import ConfigError
-
-BACKEND = '[backends.local]\nurl = "http://127.0.0.1:8080/v1"\n'
 
 REFUSED = r"""
 [policy]
@@ -172,19 +170,6 @@ log_level = "loud"
 => store.log_level: got "loud"; allowed: "debug", "info", "warning" or "error"
 """
 """What stands in a file, and the one line that answers it."""
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test may find a config.toml of the developer's."""
-    monkeypatch.chdir(tmp_path)
-
-
-def load(text: str = BACKEND, /, *, environ: dict[str, str] | None = None, **options: Any) -> config.Settings:
-    """The settings that a file with this text gives."""
-    path = Path("given.toml")
-    path.write_text(text, "utf-8")
-    return config.load(path, environ=environ or {}, **options)
 
 
 def refused(text: str = BACKEND, /, **options: Any) -> list[str]:

@@ -9,13 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import real_engine
 
 from proxy import demo
 from proxy.demo.front_end import Answer, Conversation, DemoFailed, FrontEnd
@@ -67,20 +67,6 @@ def running(tmp_path: Path) -> Iterator[Any]:
         it.process.communicate(timeout=60)
 
 
-def gone(url: str, seconds: float = 10.0) -> bool:
-    """Whether nobody listens there any more, in that time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            httpx.get(f"{url}/models", timeout=1)
-        except httpx.ConnectError:
-            return True
-        except httpx.HTTPError:
-            pass  # just going down
-        time.sleep(0.05)
-    return False
-
-
 def cells(row: str, text: str) -> list[str]:
     """The cells of a row of a table, without its head."""
     (line,) = (line for line in text.splitlines() if row in line)
@@ -99,7 +85,7 @@ def test_the_demo_shows_what_the_proxy_is_for_and_stays_when_asked(running):
         assert httpx.get(f"{url}/models").json()["data"][0]["id"] == "smollm2-135m"
     it.process.send_signal(signal.SIGINT)
     assert it.process.wait(30) == 0
-    assert all(gone(url) for url in it.urls)
+    assert all(real_engine.refuses(url) for url in it.urls)
 
     shown = it.out.read_text()
     assert cells("thoughts put back", shown) == ["none", "1"]
@@ -125,7 +111,7 @@ def test_its_children_end_with_it_however_it_ends(running, number):
     it.process.send_signal(number)
     assert it.process.wait(30) == (-number if number == signal.SIGKILL else 1)
     assert len(it.urls) == 2
-    assert all(gone(url) for url in it.urls)
+    assert all(real_engine.refuses(url) for url in it.urls)
 
 
 @pytest.mark.parametrize(

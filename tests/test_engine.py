@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +54,6 @@ def prompt(engine: Engine, *messages: dict[str, Any], **fields: Any) -> str:
     body = {"messages": messages, **fields}
     answer = httpx.post(f"{engine.address}/apply-template", json=body).raise_for_status().json()
     return str(answer["prompt"])
-
-
-def refuses(address: str, seconds: float = 10.0) -> bool:
-    """Whether nobody listens there any more, in that time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            httpx.get(f"{address}/health", timeout=1)
-        except httpx.ConnectError:
-            return True
-        except httpx.HTTPError:
-            pass  # just going down
-        time.sleep(0.05)
-    return False
 
 
 # It thinks ---------------------------------------------------------------------------------------------------------
@@ -171,7 +156,7 @@ def test_it_has_ended_after_its_block():
         address, pid = running.address, running.pid
         assert running.url == f"{address}/v1"
         assert pid is not None
-    assert refuses(address)
+    assert real_engine.refuses(address)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert running.pid is None
@@ -185,7 +170,7 @@ async def test_it_serves_in_an_async_block_with_two_slots():
         address = running.address
         slots = (await http.get(f"{address}/slots")).json()
     assert [slot["n_ctx"] for slot in slots] == [512, 512]
-    assert refuses(address)
+    assert real_engine.refuses(address)
 
 
 def test_it_ends_with_its_parent_even_if_that_is_killed():
@@ -202,7 +187,7 @@ def test_it_ends_with_its_parent_even_if_that_is_killed():
             assert httpx.get(f"{address}/health").status_code == 200
         finally:
             parent.kill()
-    assert refuses(address)
+    assert real_engine.refuses(address)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

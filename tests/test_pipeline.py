@@ -604,3 +604,46 @@ async def test_a_backend_that_does_not_answer_is_logged_with_its_address(caplog)
     ) as proxy:
         await proxy.chat(USER)
     assert "backend local at http://127.0.0.1:9/v1 does not answer" in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["llama-server", "auto"])
+async def test_a_look_that_fails_does_not_forget_what_was_known(monkeypatch, engine):
+    """A busy server that does not answer a later look keeps its window and template."""
+    monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 0.0)
+    monkeypatch.setattr("proxy.backends.PROBE_AGE", 0.0)
+    busy = error(503, "Loading model")
+    async with FakeBackend(THOUGHT, style="llama-server", model="kimi-k3", context=9000) as backend:
+        tables = {"backends": {"local": {"url": backend.url, "slow": True}}}
+        async with serving(settings(backend.url, engine=engine, family="auto", **tables)) as proxy:
+            await proxy.chat(USER, max_tokens=20_000)
+            known, doors = proxy.pipeline.backends.first, backend.paths
+            for paths in ({"/v1/models": busy}, {"/props": busy}, {"/v1/models": busy, "/props": busy}):
+                backend.paths = {**doors, **paths}
+                await known.look_again()
+            await proxy.chat(USER, max_tokens=20_000)
+    first, *_, last = backend.requests
+    assert first.body == last.body
+    assert last.body["thinking_budget_tokens"] < 9000
+
+
+async def test_a_list_of_models_that_takes_too_long_is_let_go(monkeypatch):
+    """The menu of a front end does not hang with one backend, nor does the connection stay."""
+    monkeypatch.setattr("proxy.pipeline.MODELS_SECONDS", 0.2)
+    stuck = raw(b'{"data": [', headers={"content-type": "application/json"}).then_stall()
+    async with FakeBackend(THOUGHT, paths={"/v1/models": stuck}) as backend:
+        tables = {"backends": {"local": {"url": backend.url, "engine": "kimi"}}}
+        async with serving(settings(backend.url, **tables)) as proxy:
+            response = await proxy.http.get(f"{proxy.url}/models")
+            assert (response.status_code, response.json()["error"]["code"]) == (504, "upstream_timeout")
+            assert all([await request.hung_up() for request in backend.others])
+
+
+async def test_a_backend_that_wants_a_key_is_not_called_dead(caplog):
+    """It answered, with a 401 to a question without a key; and once is enough."""
+    async with FakeBackend(THOUGHT, paths={"/v1/models": error(401, "no key")}) as backend:
+        tables = {"backends": {"local": {"url": backend.url}}}
+        async with serving(settings(backend.url, **tables)) as proxy:
+            await proxy.chat(USER)
+    told = [record.getMessage() for record in caplog.records if "backend local" in record.getMessage()]
+    assert not any("does not answer" in line for line in told)
+    assert sum("does not tell what it is" in line for line in told) == 1

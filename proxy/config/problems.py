@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from proxy.config.tables import hide_password
+from proxy.config.tables import hide_in_bad_url, hide_password
 
 Place = tuple[str | int, ...]
 Problems = dict[Place, str]
@@ -185,7 +185,8 @@ def _shown(path: Place, value: object, annotation: Any) -> str:
     takes_tables = any(is_table(kind) for kind, _ in options(annotation))
     if not isinstance(value, str) or SECRET in path or takes_tables:
         return {str: "a text", int: "a number", float: "a number"}.get(type(value), "a date or time")
-    text = quoted(hide_password(value))
+    hidden = hide_in_bad_url(value) if path[-1:] == ("url",) else hide_password(value)
+    text = quoted(hidden)
     return text if len(text) <= _WIDEST else f'{text[:_WIDEST]}…"'
 
 

@@ -270,6 +270,11 @@ def usable_key(key: str) -> bool:
 
 
 def hide_password(text: str) -> str:
-    """The text with what stands before the @ of a URL, and behind its ?, replaced by three stars."""
+    """The text with what stands before the @ of a URL replaced by three stars."""
+    return re.sub(r"(?<=://).*@", "***@", text, flags=re.DOTALL)
+
+
+def hide_in_bad_url(text: str) -> str:
+    """What should have been a URL, with what may be a password or a key in it replaced by three stars."""
     text = re.sub(r"^(\w+:/*)?.*@", r"\1***@", text, flags=re.DOTALL)
     return re.sub(r"\?.*", "?***", text, flags=re.DOTALL)

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from proxy.demo.front_end import DemoFailed
-from proxy.engine import Engine, tail
+from proxy.engine import Engine, end, tail
 
 CONFIG = """\
 [backends.demo]
@@ -54,7 +54,7 @@ def proxy(folder: Path, engine: Engine, store: str) -> Iterator[str]:
     config.write_text(CONFIG.format(**quoted), encoding="utf-8")
     with (folder / "proxy.log").open("w+b") as log:
         for _ in range(3):  # another program may take the free port first
-            port = _free_port()
+            port = free_port()
             words = [str(os.getpid()), "serve", "--config", str(config), "--port", str(port)]
             child = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
                 [sys.executable, "-c", PROXY, *words],
@@ -65,11 +65,11 @@ def proxy(folder: Path, engine: Engine, store: str) -> Iterator[str]:
                 start_new_session=True,  # Ctrl-C comes to the demo alone, which ends its children in its order
             )
             try:
-                if _healthy(port, child):
+                if healthy(port, child):
                     yield f"http://127.0.0.1:{port}/v1"
                     return
             finally:
-                _end(child)
+                end(child, seconds=10)
         raise DemoFailed(f"the proxy does not start:\n{tail(log)}")
 
 
@@ -78,13 +78,15 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.upper().startswith("REASONING_PROXY_")}
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _healthy(port: int, child: subprocess.Popen[bytes]) -> bool:
+def healthy(port: int, child: subprocess.Popen[bytes]) -> bool:
+    """Whether the proxy answers, before it ends and within a minute."""
     late = time.monotonic() + 60
     while child.poll() is None and time.monotonic() < late:
         with contextlib.suppress(httpx.HTTPError):
@@ -92,12 +94,3 @@ def _healthy(port: int, child: subprocess.Popen[bytes]) -> bool:
                 return True
         time.sleep(0.05)
     return False
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.terminate()
-    try:
-        child.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()

@@ -55,8 +55,8 @@ class FakeBackend:
         self.port = port
         self.requests: list[Request] = []
         self.others: list[Request] = []
-        self._doors = {path: document(answer) for path, answer in self.style.doors(model, context).items()}
-        self._paths: Mapping[str, Reply | Rules] = self._doors | dict(paths or {})
+        doors = {path: document(answer) for path, answer in self.style.doors(model, context).items()}
+        self.paths: dict[str, Reply | Rules] = {**doors, **(paths or {})}
         self._arrivals: asyncio.Queue[Request] = asyncio.Queue()
         self._connections: set[asyncio.Task[None]] = set()
         self._failures: list[Exception] = []
@@ -117,7 +117,7 @@ class FakeBackend:
             self._arrivals.put_nowait(request)
             return self.rules(request)
         self.others.append(request)
-        found = self._paths.get(request.path) or error(404, "File Not Found")
+        found = self.paths.get(request.path) or error(404, "File Not Found")
         return found if isinstance(found, Reply) else found(request)
 
     def _next(self, request: Request) -> Reply:
