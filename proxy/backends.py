@@ -29,6 +29,12 @@ PROBE_AGE = 60.0
 """Seconds after which a known backend is looked at again, while requests go on."""
 _SMOOTHING = 0.3
 _LEAST_TOKENS = 4
+_DENSITY_TOKENS = 200
+"""A prompt of fewer is mostly the template's own text, and tells nothing about how dense others are."""
+_DENSITIES = (1.5, 6.0)
+_BYTES_PER_TOKEN = 10 / 3
+_SAFE = 0.9
+"""Prompts are taken for this much denser than they were seen or are assumed to be."""
 
 
 class Backend:
@@ -44,6 +50,7 @@ class Backend:
         self._found: probes.Found | None = None
         self._trouble = ""
         self._speeds: dict[str, float] = {}
+        self._densities: dict[str, float] = {}
         self.answered = False
         """The latest contact went well."""
 
@@ -137,6 +144,8 @@ class Backend:
             effort_option=dialect.effort_option(family.effort_option, found.template if found else None),
             budget_enforced=dialect.budget_field is not None,
             refuses_overflow=dialect.refuses_overflow,
+            refuses_missing=dialect.refuses_missing,
+            bytes_per_token=self._densities.get(upstream_model, _BYTES_PER_TOKEN) * _SAFE,
             conversation_effort=conversation_effort,
         )
 
@@ -153,6 +162,15 @@ class Backend:
             return
         known = self._speeds.get(upstream_model, tokens_per_second)
         self._speeds[upstream_model] = known + _SMOOTHING * (tokens_per_second - known)
+
+    def note_density(self, upstream_model: str, size: int, tokens: int) -> None:
+        """Take into the record how many bytes of a prompt made a token."""
+        if tokens < _DENSITY_TOKENS:
+            return
+        least, most = _DENSITIES
+        seen = min(max(size / tokens, least), most)
+        known = self._densities.get(upstream_model, seen)
+        self._densities[upstream_model] = known + _SMOOTHING * (seen - known)
 
     def remember_speed(self, upstream_model: str, tokens_per_second: float) -> None:
         """A speed from an earlier run."""

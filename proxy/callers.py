@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxy import config, history
+from proxy import config, keys
 from proxy.errors import Unauthorized
 from proxy.render import Shown
 
@@ -53,7 +53,7 @@ class Callers:
 
     def _hash(self, headers: Mapping[str, str], kind: str, names: tuple[str, ...] | list[str]) -> str | None:
         value = next((value for name in names if (value := headers.get(name.lower()))), None)
-        return history.hashed(self._salt, kind, value) if value else None
+        return keys.hashed(self._salt, kind, value) if value else None
 
 
 def keys_in(headers: Mapping[str, str]) -> list[str]:

@@ -8,6 +8,7 @@
     ├── Stopping               503  the proxy was told to end, and the drain time is over
     ├── RequestError           the caller's mistake, found before anything was sent
     │   ├── InvalidRequest     400  a field has the wrong type or value
+    │   ├── ContextLengthExceeded 400  the prompt is longer than the model's window
     │   ├── Unauthorized       401  no key, or an unknown one
     │   ├── ModelNotFound      404  no backend serves this model
     │   ├── NotFound           404  no such path here
@@ -86,6 +87,12 @@ class RequestError(ProxyError):
 
 class InvalidRequest(RequestError):
     """A field has a wrong type or value."""
+
+
+class ContextLengthExceeded(RequestError):
+    """The prompt does not fit into the model's window, whatever is left out; the code is the one of OpenAI."""
+
+    code = "context_length_exceeded"
 
 
 class Unauthorized(RequestError):

@@ -15,6 +15,7 @@ from proxy.errors import ConfigError
 from proxy.section import Section
 
 HistoryRule = Literal["all", "tools", "current", "never"]
+RequiredRule = Literal["never", "calls", "tools"]
 FALLBACK = "generic"
 
 
@@ -24,6 +25,7 @@ class Family(Section):
     models: tuple[str, ...] = ()
     thinks: bool = True
     history: HistoryRule = "all"
+    required: RequiredRule = "never"
     efforts: tuple[str, ...] = ()
     effort_words: Mapping[str, str] = {}
     effort_option: str = ""

@@ -26,6 +26,7 @@ class Choice:
     reasoning: list[str] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    details: list[dict[str, Json]] = field(default_factory=list)
     finish: str | None = None
 
     @property
@@ -60,6 +61,8 @@ class Fold:
                 choice.text.append(part.text)
             for fragment in part.calls:
                 _add_call(choice, fragment)
+            for entry in part.details:
+                _add_details(choice.details, entry)
             if part.finish:
                 choice.finish = part.finish
         if event.usage is not None:
@@ -118,6 +121,23 @@ class Fold:
 def finish_of(choice: Choice) -> str:
     """What a client is told where the engine's `[DONE]` came without a finish reason."""
     return choice.finish or ("tool_calls" if choice.calls else "stop")
+
+
+_GROWING = ("text", "summary", "data")
+"""Fields of `reasoning_details` entries that a stream sends in pieces."""
+
+
+def _add_details(details: list[dict[str, Json]], entry: Mapping[str, Json]) -> None:
+    """A stream's pieces of one entry share its type and index and follow one another; a signature comes last."""
+    last = details[-1] if details else {}
+    index = entry.get("index")
+    if index is None or (last.get("type"), last.get("index")) != (entry.get("type"), index):
+        details.append(dict(entry))
+        return
+    for name, value in entry.items():
+        grows = name in _GROWING and isinstance(last.get(name), str) and isinstance(value, str)
+        if value is not None:
+            last[name] = last[name] + value if grows else value
 
 
 def _add_call(choice: Choice, fragment: Mapping[str, Json]) -> None:

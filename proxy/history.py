@@ -1,164 +1,216 @@
-"""The keys of assistant turns, and putting back what a front end dropped.
+"""Putting back what a front end dropped, by the rule of the model's family.
 
-A turn is found by what it says and where it stands: a salted hash chained message by message over the visible history.
-System and developer messages are left out: they change from day to day, and between agents that share a history
-(recorded with opencode and Qwen Code). Ids of tool calls are left out: Kimi numbers its calls anew in every chat.
+Never a false thought. What the client sends wins, if it is not blank and is not the stored thought but for blanks at
+its ends: then the stored bytes go.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Literal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
-import msgspec
+from annotated_types import Ge
 
-from proxy.messages import REASONING_FIELDS, History, Json, Message, Plan, ToolCall, Turn
+from proxy import window
+from proxy.jsons import dumps, loads
+from proxy.keys import without_blanks
+from proxy.messages import REASONING_FIELDS, History, Json, Message, Plan
+from proxy.normalise import tool_calls
+from proxy.recall import Recalled
 from proxy.section import Section
+from proxy.thinking import same_thought
 
-_NOT_SAID = frozenset({"system", "developer"})
-_DIGEST = 16
-_EXACT = 2**53
-_canonical = msgspec.json.Encoder(order="sorted")
+FILLER = "(The reasoning of this step was not kept.)"
+"""Stands in for a thought that nobody knows, where a family refuses a request without one."""
 
 
 class Restoring(Section):
-    """`[history]`: which assistant turns get their thought back. `auto` is the family's own rule."""
+    """`[history]`: which assistant turns get their thought back, and for how long turns are kept.
+
+    `restore = "auto"` is the family's own rule; `filler = "auto"` a fixed text, used only where a family refuses a
+    missing thought, `"off"` sends none. The limits are by last use and by stored size; 0 is no limit.
+    """
 
     restore: Literal["auto", "all", "tools", "current", "never"] = "auto"
+    filler: str = "auto"
+    lift_think_tags: bool = True
+    max_age_days: Annotated[int, Ge(0)] = 30
+    max_mb: Annotated[int, Ge(0)] = 1024
+
+    @property
+    def filler_text(self) -> str:
+        """The filler itself; empty where none is sent."""
+        return {"auto": FILLER, "off": ""}.get(self.filler, self.filler).strip()
 
 
-class Chain:
-    """The keys of a history, one for each assistant turn, and of an answer to it.
-
-    Store and lookup both go through here. Cost is linear in the length of the history.
-    """
-
-    def __init__(self, messages: tuple[Message, ...], scope: bytes) -> None:
-        self._state = _digest(b"", scope)
-        self.keys: dict[int, bytes] = {}
-        """Position of an assistant message in the request → its key."""
-        for at, message in enumerate(messages):
-            if message.role in _NOT_SAID:
-                continue
-            self._state = _digest(self._state, _said(message.role, message.content, message.calls))
-            if message.role == "assistant":
-                self.keys[at] = self._state
-
-    def answer(self, text: str, calls: tuple[ToolCall, ...]) -> bytes:
-        """The key of an answer to this history."""
-        return _digest(self._state, _said("assistant", text, calls))
-
-
-def scope(salt: bytes, credential: str, end_user: str | None, family: str) -> bytes:
-    """Whose turns these are. Two callers, two end users or two model families never share one."""
-    return _digest(salt, msgspec.json.encode(["scope", credential, end_user, family]))
-
-
-def hashed(salt: bytes, kind: str, value: str) -> str:
-    """A name that may stand in a log: salted, so that it cannot be looked up, and short."""
-    return _digest(salt, msgspec.json.encode([kind, value])).hex()[:16]
-
-
-def _digest(key: bytes, data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST, key=key).digest()
-
-
-def _said(role: str, content: Json, calls: tuple[ToolCall, ...]) -> bytes:
-    """A message reduced to what it says, so that changes that front ends make without meaning do not matter."""
-    return _canonical.encode([role, _content(content), [[call.name, _arguments(call.arguments)] for call in calls]])
-
-
-def _content(content: Json) -> Json:
-    if isinstance(content, str):
-        return _text(content)
-    if isinstance(content, list):
-        parts = [_text(part["text"]) if _is_text(part) else part for part in content]
-        return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
-    return "" if content is None else content
-
-
-def _is_text(part: Json) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
-def _text(text: str) -> str:
-    """Outer blanks and line ends are what front ends change in a text that nobody edited."""
-    return text.replace("\r\n", "\n").strip()
-
-
-def _arguments(arguments: str) -> Json:
-    """Equal in value is equal: clients write argument JSON anew."""
-    try:
-        return _numbers(msgspec.json.decode(arguments)) if arguments.strip() else {}
-    except (msgspec.DecodeError, RecursionError):
-        return _text(arguments)
-
-
-def _numbers(value: Json) -> Json:
-    """`1.0` is `1` to a client that writes the JSON anew. Beyond 2^53 doubles are not exact, so there it is not."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
-        return int(value)
-    if isinstance(value, list):
-        return [_numbers(part) for part in value]
-    if isinstance(value, dict):
-        return {name: _numbers(part) for name, part in value.items()}
-    return value
-
-
-def conversation_effort(chain: Chain, turns: Mapping[bytes, Turn]) -> str | None:
+def conversation_effort(known: Mapping[int, Recalled]) -> str | None:
     """What the default chose for this conversation: that of its latest known turn where the default was asked."""
-    for key in reversed(chain.keys.values()):
-        turn = turns.get(key)
-        if turn is not None and turn.effort is not None:
-            return turn.effort
-    return None
+    efforts = (known[at].turn.effort for at in sorted(known, reverse=True))
+    return next((effort for effort in efforts if effort is not None), None)
 
 
-def restore(plan: Plan, chain: Chain, turns: Mapping[bytes, Turn], settings: Restoring) -> Plan:
+def restore(plan: Plan, known: Mapping[int, Recalled], settings: Restoring, *, answer: int, bare: bool = False) -> Plan:
     """The plan with every assistant message as the backend is to read it, and the counts of what was done.
 
-    A thought that the client sends wins, unless it is the stored one but for blanks at its ends: then the stored bytes
-    go. A trailing assistant message is the beginning of the answer, and gets nothing.
+    Where the window has no room for `answer` tokens, old thoughts are left out first, and those of the current tool
+    loop last; `bare` leaves out all. A trailing assistant message is the beginning of the answer, and stays as it is.
     """
-    family = plan.facts.family
-    rule = family.history if settings.restore == "auto" else settings.restore
-    strips = family.history == "never" and rule == "never"
-    first = _first_wanted(plan, rule)
-    messages = list(plan.messages)
-    present = restored = missing = stripped = 0
-    for at, key in chain.keys.items():
-        message, turn = messages[at], turns.get(key)
-        if strips:
-            stripped += any(name in message.fields for name in REASONING_FIELDS)
-            messages[at] = replace(message, reasoning=None)
-        elif message.reasoning is not None:
-            present += 1
-            if turn is not None and turn.reasoning.strip() == message.reasoning.strip():
-                messages[at] = replace(message, reasoning=turn.reasoning)
-        elif at >= first and at < len(messages) - 1:
-            if turn is None:
-                missing += 1
-            elif turn.reasoning:
-                restored += 1
-                messages[at] = replace(message, reasoning=turn.reasoning)
-    plan = replace(plan, messages=tuple(messages), history=History(present, restored, missing))
-    if restored:
-        plan = plan.decided("restore", f"{restored} of {len(chain.keys)} turns")
-    if stripped:
-        plan = plan.decided("strip", f"{stripped} turns: {family.name} takes no past thoughts")
+    terms = _Terms(plan, settings)
+    fates = [terms.fate(at, message, known.get(at)) for at, message in enumerate(plan.messages)]
+    plan = replace(plan, restored=_sizes(fates))
+    out = plan.restored if bare else window.left_out(plan, terms.current, answer)
+    for at in out:
+        fates[at] = terms.dropped(fates[at])
+    plan = replace(plan, messages=tuple(fate.message for fate in fates), restored=_sizes(fates))
+    return _explained(plan, fates)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """What becomes of a message: under which count of History it falls, and which rules had a part in it."""
+
+    message: Message
+    count: str = ""
+    rules: tuple[str, ...] = ()
+
+
+class _Terms:
+    """What the family and the settings want of one request."""
+
+    def __init__(self, plan: Plan, settings: Restoring) -> None:
+        family, count = plan.facts.family, len(plan.messages)
+        rule = family.history if settings.restore == "auto" else settings.restore
+        tools = plan.request.has_tools or any(message.calls for message in plan.messages)
+        users = (at for at, message in enumerate(plan.messages) if message.role == "user")
+        self.current = max(users, default=-1) + 1
+        """Where the current tool loop begins."""
+        self._first = {"all": 0, "tools": 0 if tools else count, "current": self.current}.get(rule, count)
+        self._last = count - 1
+        self._strips = family.history == "never" and rule == "never"
+        self._lifts = settings.lift_think_tags and family.thinks
+        self._filler = settings.filler_text
+        ask = plan.request.effort
+        thinks = ask is None or ask.word != "none"
+        required = family.required if plan.facts.refuses_missing and thinks else "never"
+        self._all_required = required == "tools" and tools
+        self._calls_required = required == "calls"
+
+    def fate(self, at: int, message: Message, known: Recalled | None) -> _Fate:
+        """What becomes of the message at a position."""
+        if message.role != "assistant":
+            return _Fate(message)
+        if at == self._last:
+            return _stripped(message) if self._strips else _Fate(message)
+        if message.mirrored is not None and not self._lifts:
+            return _stripped(message) if self._strips else _Fate(message, "present")
+        message, rules = _said(message, known)
+        return _stripped(message, rules) if self._strips else self._thought(at, message, known, rules)
+
+    def dropped(self, fate: _Fate) -> _Fate:
+        """The same without the thought that was put back."""
+        fields = {name: raw for name, raw in fate.message.fields.items() if name != "reasoning_details"}
+        message = replace(fate.message, reasoning=None, fields=fields)
+        if not self._needs(message):
+            return _Fate(message, "dropped", (*fate.rules, "window"))
+        return _Fate(replace(message, reasoning=self._filler), "dropped", (*fate.rules, "window", "filler"))
+
+    def _thought(self, at: int, message: Message, known: Recalled | None, rules: tuple[str, ...]) -> _Fate:
+        """The client's own thought, else the stored one, else what the family insists on."""
+        own = message.reasoning
+        if own is not None and own.strip() != self._filler:
+            if known is not None and _same(own, known.reasoning, mirrored="lift" in rules):
+                message = _thinking(message, known)
+            return _Fate(message, "present", rules)
+        if known is not None and known.reasoning and at >= self._first:
+            return _Fate(_thinking(message, known), "restored", (*rules, "restore"))
+        if self._needs(message):
+            return _Fate(replace(message, reasoning=self._filler), "filled", (*rules, "filler"))
+        missing = known is None and at >= self._first
+        return _Fate(replace(message, reasoning=None), "missing" if missing else "", rules)
+
+    def _needs(self, message: Message) -> bool:
+        """The backend refuses this message without a thought, and there is a filler to send."""
+        return bool(self._filler) and (self._all_required or (self._calls_required and bool(message.calls)))
+
+
+def _said(message: Message, known: Recalled | None) -> tuple[Message, tuple[str, ...]]:
+    """The message with its visible part as the model wrote it: no thought in the text, its blanks, and its calls."""
+    content, fields, rules = message.content, dict(message.fields), []
+    if message.mirrored is not None:
+        rules.append("lift")
+        thought = message.reasoning or (message.mirrored if message.mirrored.strip() else None)
+        message = replace(message, reasoning=thought)
+    if known is not None and known.exact and known.turn.blanks is not None:
+        content = _with_blanks(content, *known.turn.blanks)
+    if content is not message.content:
+        rules.append("restore")
+    if rules:
+        fields["content"] = dumps(content or "")
+    if known is not None and known.calls and not message.calls:
+        rules.append("restore_calls")
+        fields["tool_calls"] = known.calls.encode()
+        message = replace(message, calls=tool_calls(loads(fields["tool_calls"])))
+    return (replace(message, fields=fields), tuple(rules)) if rules else (message, ())
+
+
+def _with_blanks(content: Json, before: str, behind: str) -> Json:
+    """A text with the blanks that the model wrote, which some clients cut off in one request and not in the next."""
+    if isinstance(content, str):
+        text = without_blanks(content)
+        whole = f"{before}{text}{behind}"
+        return content if not text or whole == content else whole
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        part = content[0]
+        whole = _with_blanks(part.get("text"), before, behind)
+        return content if whole is part.get("text") else [{**part, "text": whole}]
+    return content
+
+
+def _same(own: str, stored: str, *, mirrored: bool) -> bool:
+    """Whether a client's thought is the stored one, but for what clients change without meaning."""
+    return own.strip() == stored.strip() or (mirrored and same_thought(own, stored))
+
+
+def _thinking(message: Message, known: Recalled) -> Message:
+    """The message with the stored thought, and with the stored details where the client sent none."""
+    details = known.turn.details if known.turn.reasoning == known.reasoning else ""
+    if not details or "reasoning_details" in message.fields:
+        return replace(message, reasoning=known.reasoning)
+    fields = {**message.fields, "reasoning_details": details.encode()}
+    return replace(message, reasoning=known.reasoning, fields=fields)
+
+
+def _stripped(message: Message, rules: tuple[str, ...] = ()) -> _Fate:
+    fields = {name: raw for name, raw in message.fields.items() if name not in REASONING_FIELDS}
+    stripped = len(fields) < len(message.fields) or "lift" in rules
+    return _Fate(replace(message, fields=fields, reasoning=None), "", (*rules, "strip") if stripped else rules)
+
+
+def _sizes(fates: Sequence[_Fate]) -> dict[int, int]:
+    """Bytes of the thoughts that were put back, by position."""
+    return {
+        at: len((fate.message.reasoning or "").encode()) for at, fate in enumerate(fates) if fate.count == "restored"
+    }
+
+
+def _explained(plan: Plan, fates: Sequence[_Fate]) -> Plan:
+    """The plan with its counts, and a decision for each rule that changed something."""
+    counts = Counter(fate.count for fate in fates if fate.count)
+    plan = replace(plan, history=History(**counts))
+    ruled = Counter(rule for fate in fates for rule in dict.fromkeys(fate.rules))
+    for rule, reason in _REASONS.items():
+        if ruled[rule]:
+            plan = plan.decided(rule, f"{ruled[rule]} {'turn' if ruled[rule] == 1 else 'turns'}: {reason}")
     return plan
 
 
-def _first_wanted(plan: Plan, rule: str) -> int:
-    """The position from which on assistant messages get their thoughts back."""
-    messages = plan.messages
-    nowhere = len(messages)
-    if rule == "all":
-        return 0
-    if rule == "tools":
-        return 0 if plan.request.has_tools or any(message.calls for message in messages) else nowhere
-    if rule == "current":
-        return max((at for at, message in enumerate(messages) if message.role == "user"), default=-1) + 1
-    return nowhere
+_REASONS = {
+    "restore": "the thought, or the blanks around the text, that the front end dropped",
+    "restore_calls": "the tool calls that the front end dropped",
+    "lift": "a thought inside the visible text goes under its own name",
+    "filler": "nobody knows the thought, and the backend refuses a request without one",
+    "strip": "the family takes no past thoughts",
+    "window": "left out, so that an answer fits into the window",
+}

@@ -6,7 +6,7 @@ touches leaves with the bytes that came, and unknown fields go along.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -48,7 +48,9 @@ class Message:
 
     `raw` is its JSON as it came, `fields` the same as raw values by name, in the client's order. `reasoning` is the
     thought that goes with it: first what came under any of its names, None where the field is missing, blank or no
-    text; after `history.restore`, what the backend is to read.
+    text; after `history.restore`, what the backend is to read. `mirrored` is a thought that a front end folded into the
+    visible text or its parts, and `content` is without it; None where there is none. `name` is a user's, `call_id` that
+    of the call whose result this is. `size` is in bytes, pictures and the like at a fixed one.
     """
 
     raw: bytes
@@ -57,6 +59,10 @@ class Message:
     content: Json = None
     calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
+    mirrored: str | None = None
+    name: str | None = None
+    call_id: str | None = None
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,7 @@ class Facts:
 
     `context_limit` is in tokens, None where unknown. `effort_option` is the template option that carries the effort on
     this engine, empty where the effort has a field of its own. `conversation_effort` is `Turn.effort` of the latest
-    known turn of the same conversation.
+    known turn of the same conversation. `bytes_per_token` is that of prompts, learned or assumed on the safe side.
     """
 
     backend: str
@@ -120,6 +126,8 @@ class Facts:
     effort_option: str = ""
     budget_enforced: bool = False
     refuses_overflow: bool = False
+    refuses_missing: bool = False
+    bytes_per_token: float = 3.0
     conversation_effort: str | None = None
 
 
@@ -129,6 +137,7 @@ class Plan:
 
     `effort`, `max_tokens` and `thinking_budget` are what will be sent, None for nothing; each has its reason. Where the
     effort stays as the client wrote it, `effort_changed` is false and its place in the body is left alone.
+    `restored` is the size in bytes of the thoughts that were put back, by position.
     """
 
     request: ChatRequest
@@ -143,6 +152,7 @@ class Plan:
     thinking_budget: int | None = None
     thinking_budget_reason: str | None = None
     history: History = History()
+    restored: Mapping[int, int] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
 
     def decided(self, rule: str, reason: str, **changes: Any) -> Plan:
@@ -154,14 +164,43 @@ class Plan:
 class Turn:
     """A finished assistant turn as the store keeps it.
 
-    `key` is the salted hash of the visible history up to and with this turn (see `history.Chain`); `reasoning` is the
-    exact text that the model wrote, empty where it did not think. `effort` is what the default chose for the
-    conversation: a word, empty where it chose to send none, None where the client chose.
+    `key` is the salted hash of the visible history up to and with this turn, `weaker` are hashes that tell less of it
+    (see `history.Chain`). `reasoning` is the exact text that the model wrote, empty where it did not think; `details`
+    the JSON of its `reasoning_details`, `calls` that of its tool calls, each empty where there were none. `blanks` are
+    those before and after the visible text, None where they cannot be put back. `effort` is what the default chose for
+    the conversation: a word, empty where it chose to send none, None where the client chose.
+
+    Where one key has several turns, `previous` (the thought that went upstream on the assistant turn before),
+    `conversation` and `system` (a hash of the system messages) tell them apart. `client` is the configured name.
     """
 
     key: bytes
     reasoning: str
     effort: str | None = None
+    calls: str = ""
+    details: str = ""
+    blanks: tuple[str, str] | None = ("", "")
+    previous: bytes = b""
+    system: bytes = b""
+    client: str | None = None
+    conversation: str | None = None
+    weaker: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a store knows of the keys that it was asked for.
+
+    `exact`: key → its turns, the oldest first, one for each different thought and no more than MOST_TURNS.
+    `sole`: weaker key → the turn it leads to, for those that lead to one thought alone.
+    """
+
+    exact: Mapping[bytes, Sequence[Turn]] = field(default_factory=dict)
+    sole: Mapping[bytes, Turn] = field(default_factory=dict)
+
+
+MOST_TURNS = 8
+"""Different thoughts that one key may have; the oldest goes when there are more."""
 
 
 def count_of(value: Json) -> int | None:
@@ -181,12 +220,13 @@ class Usage:
 
 @dataclass(slots=True)
 class Part:
-    """What one event adds to one choice. `calls` are tool call fragments as they came."""
+    """What one event adds to one choice. `calls` and `details` (of `reasoning_details`) are fragments as they came."""
 
     choice: int = 0
     reasoning: str = ""
     text: str = ""
     calls: list[dict[str, Json]] = field(default_factory=list)
+    details: list[dict[str, Json]] = field(default_factory=list)
     finish: str | None = None
 
 
@@ -195,13 +235,15 @@ class Event:
     """One event of an answer, or a whole answer.
 
     `raw` is the JSON text as it came. `odd` is true where a strict client needs it written anew; else the bytes may
-    leave as they are, if the client wants the thought under the name that it has here (`names`).
+    leave as they are, if the client wants the thought under the name that it has here (`names`). Where it is `shaped`,
+    `parts` and not `raw` tell the thought and the text.
     """
 
     raw: bytes
     parts: list[Part] = field(default_factory=list)
     names: frozenset[str] = frozenset()
     odd: bool = False
+    shaped: bool = False
     empty: bool = False
     usage: Usage | None = None
     timings: Mapping[str, Json] | None = None

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from proxy import thinking
 from proxy.errors import InvalidRequest
 from proxy.jsons import has_escaped_surrogates, healed
 from proxy.messages import REASONING_FIELDS, Ask, ChatRequest, Json, Message, ToolCall
@@ -24,6 +25,8 @@ MOST_LETTERS = 64
 """Of an effort word."""
 
 _UNLIMITED = -1
+_PART_BYTES = 4_000
+"""A picture's or a file's part in a prompt: about a thousand tokens."""
 _TABLE = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -146,16 +149,60 @@ def _message(raw: bytes, at: int) -> Message:
             f"messages[{at}].role must be a text such as user or assistant, not {_shown(role)}",
             param=f"messages.{at}.role",
         )
+    content = _decoded(fields, "content")
+    size = _size(raw, content)
     if role != "assistant":
-        return Message(raw, fields, role, _decoded(fields, "content"))
-    return Message(
-        raw,
-        fields,
-        role,
-        _decoded(fields, "content"),
-        calls=tool_calls(_decoded(fields, "tool_calls")),
-        reasoning=reasoning_of({name: _decoded(fields, name) for name in REASONING_FIELDS if name in fields}),
-    )
+        name = _text(fields, "name") if role == "user" else None
+        call_id = _text(fields, "tool_call_id") if role == "tool" else None
+        return Message(raw, fields, role, content, name=name, call_id=call_id, size=size)
+    mirrored, content = _unfolded(content)
+    calls = tool_calls(_decoded(fields, "tool_calls"))
+    reasoning = reasoning_of({name: _decoded(fields, name) for name in REASONING_FIELDS if name in fields})
+    return Message(raw, fields, role, content, calls=calls, reasoning=reasoning, mirrored=mirrored, size=size)
+
+
+def _size(raw: bytes, content: Json) -> int:
+    """Bytes of a message as a model reads it: a picture is as long as its file only on the wire."""
+    others = [part for part in content if not _is(part, "text")] if isinstance(content, list) else []
+    if not others:
+        return len(raw)
+    return _PART_BYTES * len(others) + sum(len(part["text"].encode()) for part in content if _is(part, "text"))
+
+
+def _is(part: Json, kind: str) -> bool:
+    return isinstance(part, dict) and part.get("type") == kind and isinstance(part.get(kind), str)
+
+
+def _text(fields: Mapping[str, bytes], name: str) -> str | None:
+    value = _decoded(fields, name) if name in fields else None
+    return value if isinstance(value, str) and value else None
+
+
+def _unfolded(content: Json) -> tuple[str | None, Json]:
+    """The thought that a front end folded into an assistant's text or parts, None where there is none, and the rest."""
+    if isinstance(content, str):
+        found = thinking.lifted(content)
+        return found or (None, content)
+    if not isinstance(content, list):
+        return None, content
+    thoughts = [_thought_in(part) for part in content]
+    rest = [part for part, thought in zip(content, thoughts, strict=True) if thought is None]
+    texts = [thought for thought in thoughts if thought is not None]
+    if rest and _is(rest[0], "text") and (found := thinking.lifted(rest[0]["text"])):
+        texts.append(found[0])
+        rest = [{**rest[0], "text": found[1]}, *rest[1:]]
+    return ("\n\n".join(texts) if texts else None), rest
+
+
+def _thought_in(part: Json) -> str | None:
+    """The thought of a part that is one: `thinking` (SGLang, and as a list of texts Mistral) or `reasoning`."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in ("thinking", "reasoning"):
+        return None
+    said = part.get("thinking") if kind == "thinking" else part.get("text")
+    if isinstance(said, list):
+        said = "".join(piece["text"] for piece in said if _is(piece, "text"))
+    return said if isinstance(said, str) else None
 
 
 def tool_calls(value: Json) -> tuple[ToolCall, ...]:

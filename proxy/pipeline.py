@@ -12,13 +12,15 @@ from urllib.parse import unquote
 
 import msgspec
 
-from proxy import config, families, headers, history, normalise, policy, relay, render
+from proxy import config, families, headers, history, keys, normalise, policy, relay, render, shape, window
 from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
 from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping, UpstreamError, UpstreamTimeout
-from proxy.messages import Call, Reply
+from proxy.messages import Call, Plan, Reply
+from proxy.recall import Recalled, Recaller
 from proxy.record import Record
 from proxy.store import Store, open_store
+from proxy.wire import Answer
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,9 @@ class Pipeline:
     @classmethod
     def open(cls, settings: config.Settings) -> Pipeline:
         """A pipeline with the store that the settings name. Raises ConfigError where it cannot be opened."""
-        return cls(settings, open_store(settings.store.url, settings.store.ledger_jsonl))
+        kept, store = settings.history, settings.store
+        limits = {"max_age_days": kept.max_age_days, "max_mb": kept.max_mb}
+        return cls(settings, open_store(store.url, store.ledger_jsonl, **limits))
 
     def start(self) -> None:
         """Begin to look at the backends."""
@@ -103,36 +107,58 @@ class Pipeline:
         raise NotFound(f"there is nothing at {call.path}; the API is at /v1")
 
     async def _chat(self, call: Call, record: Record) -> Reply:
-        """Normalise; pick a backend; decide; put back; say it in the backend's words; send it; pass on the answer."""
+        """Normalise; pick a backend; put back; decide; say it in the backend's words; send it; pass on the answer."""
         caller = self._caller(call, record)
         request = normalise.read(call.body)
         record.entry.model, record.entry.stream = request.model, request.stream
 
         route = await self.backends.route(request.model)
-        scope = history.scope(self.store.salt, caller.credential, caller.end_user, route.family.name)
-        chain = history.Chain(request.messages, scope)
-        turns = await self.store.find(list(chain.keys.values()))
+        scope = keys.scope(self.store.salt, caller.credential, caller.end_user, route.family.name)
+        chain = keys.Chain(request.messages, scope)
+        found = await self.store.find(list(chain.keys.values()), chain.all_weaker)
+        known = Recaller(chain, request.messages, found, caller.conversation).all()
 
-        facts = route.backend.facts(route.upstream_model, route.family, history.conversation_effort(chain, turns))
-        plan = policy.decide(request, facts, self.settings.policy)
-        plan = history.restore(plan, chain, turns, self.settings.history)
-        dialect = route.backend.dialect
-        body = dialect.encode(plan)
-        record.planned(plan, chain, route)
+        facts = route.backend.facts(route.upstream_model, route.family, history.conversation_effort(known))
+        plan = self._planned(Plan(request, facts, request.messages), known)
+        record.planned(plan, chain, known, route)
+        window.check(plan)
+        answer = await self._sent(call, plan, route.backend)
+        if plan.restored and await relay.overflows(answer):
+            # Nothing was generated, and the client's own messages may fit: only what we added is too much.
+            plan = self._planned(Plan(request, facts, request.messages), known, bare=True)
+            record.planned(plan, chain, known, route, attempts=2)
+            answer = await self._sent(call, plan, route.backend)
 
-        answer = await route.backend.send("POST", _CHAT, _upstream_headers(call.headers), body, query=call.query)
         record.answered(answer.status)
+        shaper = shape.Shaper(self.settings.thinking, thinks=route.family.thinks, filler=self._filler(plan))
         view = render.View(caller.shown, include_usage=request.include_usage)
         told = [*_returned(answer.headers), *headers.of_plan(plan)]
         if answer.status >= 400:
             more, error = await relay.refused(answer, record)
             return Reply(answer.status, told + more, error)
+        dialect = route.backend.dialect
         if request.stream:
             await relay.expect(answer, "text/event-stream")
-            return Reply(answer.status, told + relay.STREAM_HEADERS, relay.Stream(answer, dialect, view, record))
-        event = await relay.whole(answer, dialect, record)
+            body = relay.Stream(answer, dialect, shaper, view, record)
+            return Reply(answer.status, told + relay.STREAM_HEADERS, body)
+        event = await relay.whole(answer, dialect, shaper, record)
         more = headers.of_answer(record.entry.outcome, record.cost())
         return Reply(answer.status, [*told, relay.JSON, *more], view.whole(event))
+
+    def _planned(self, plan: Plan, known: Mapping[int, Recalled], *, bare: bool = False) -> Plan:
+        """What goes to the backend; with `bare`, without the thoughts that are not the client's own."""
+        settings = self.settings
+        room = policy.answer_room(plan.request, settings.policy)
+        return policy.decide(history.restore(plan, known, settings.history, answer=room, bare=bare), settings.policy)
+
+    async def _sent(self, call: Call, plan: Plan, backend: Backend) -> Answer:
+        body = backend.dialect.encode(plan)
+        return await backend.send("POST", _CHAT, _upstream_headers(call.headers), body, query=call.query)
+
+    def _filler(self, plan: Plan) -> str:
+        """The filler, where this request carries it and the model may echo it."""
+        filled = any(decision.rule == "filler" for decision in plan.decisions)
+        return self.settings.history.filler_text if filled else ""
 
     def _caller(self, call: Call, record: Record) -> Caller:
         caller = self._callers.of(call.headers)

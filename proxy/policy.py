@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from proxy import tokens
+from proxy import window
 from proxy.errors import InvalidRequest
-from proxy.messages import Ask, ChatRequest, Facts, Plan
+from proxy.messages import Ask, ChatRequest, Plan
 from proxy.normalise import MOST_TOKENS
 from proxy.section import Section
 
@@ -41,9 +41,18 @@ class Policy(Section):
 Rule = Callable[[Plan, Policy], Plan]
 
 
-def decide(request: ChatRequest, facts: Facts, settings: Policy) -> Plan:
-    """The plan for a request: each rule in order. Raises InvalidRequest for an effort that the model does not know."""
-    plan = Plan(request, facts, request.messages, max_tokens=request.max_tokens)
+def answer_room(request: ChatRequest, settings: Policy) -> int:
+    """Tokens that the window should have left for an answer, thought and text."""
+    table = settings.min_completion_tokens
+    least = table if isinstance(table, int) else max(table.values(), default=0)
+    reserve = settings.answer_reserve_tokens
+    return max(least, reserve if request.max_tokens is None else min(reserve, request.max_tokens))
+
+
+def decide(plan: Plan, settings: Policy) -> Plan:
+    """The plan with each rule in order. Raises InvalidRequest for an effort that the model does not know."""
+    request = plan.request
+    plan = replace(plan, max_tokens=request.max_tokens)
     if request.max_tokens is not None:
         plan = replace(plan, max_tokens_reason="client")
     for rule in RULES:
@@ -107,7 +116,7 @@ def floor(plan: Plan, settings: Policy) -> Plan:
     wanted = _floor_for(plan, settings)
     if asked is None or asked >= wanted or plan.kind == "probe" or plan.effort == "none" or not facts.family.thinks:
         return plan
-    room = _room(plan) if facts.refuses_overflow else None
+    room = window.room(plan) if facts.refuses_overflow else None
     if room is None or room >= wanted:
         return plan.decided("floor", f"raised from {asked}", max_tokens=wanted, max_tokens_reason="floor")
     if room > asked:
@@ -135,20 +144,11 @@ def thinking_budget(plan: Plan, settings: Policy) -> Plan:
         return plan.decided("thinking_budget", "setting", thinking_budget=setting, thinking_budget_reason="setting")
     if cap is None:
         return plan
-    room = _room(plan)
+    room = window.room(plan)
     cap = cap if room is None else min(cap, max(room, 1))
     budget = cap - min(settings.answer_reserve_tokens, (cap + 1) // 2)
     kept = f"{cap - budget} tokens are kept for the answer"
     return plan.decided("thinking_budget", kept, thinking_budget=budget, thinking_budget_reason="reserve")
-
-
-def _room(plan: Plan) -> int | None:
-    """Tokens that the window has left behind the prompt, estimated on the safe side; None where it is unknown."""
-    if plan.facts.context_limit is None:
-        return None
-    fields = plan.request.fields
-    size = sum(len(message.raw) for message in plan.messages) + len(fields.get("tools", b""))
-    return plan.facts.context_limit - tokens.estimate(size, bytes_per_token=3)
 
 
 RULES: tuple[Rule, ...] = (probe, effort, floor, thinking_budget)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from proxy import prices, tokens
+from proxy import prices, recall, tokens, window
 from proxy.backends import Route
 from proxy.callers import Caller, keys_in
 from proxy.errors import ProxyError, RequestError, UpstreamError, UpstreamUnreachable
 from proxy.fold import Fold
-from proxy.history import Chain
-from proxy.messages import Call, Entry, Event, Plan, Turn, Usage
+from proxy.jsons import dumps
+from proxy.keys import Chain
+from proxy.messages import Call, Entry, Event, Plan, Usage
+from proxy.recall import Recalled
 from proxy.store import Store
 
 log = logging.getLogger(__name__)
 
 _LEAST_SECRET = 6
+_SETTLE_SECONDS = 1.0
+"""An answer waits so long at the most for a database that does not take it; the turn is in memory all the same."""
 _MOST_SPEED = 1e9
 _LEAST_SPAN = 0.1
 """Seconds; a whole answer that arrives in fewer came out of a buffer, and its pace says nothing."""
@@ -40,6 +45,8 @@ class Record:
         self._secrets = [*filter(_is_secret, secrets), *filter(_is_secret, keys_in(call.headers))]
         self._plan: Plan | None = None
         self._chain: Chain | None = None
+        self._known: Mapping[int, Recalled] = {}
+        self._kept = False
         self._route: Route | None = None
 
     def safe(self, text: str) -> str:
@@ -53,11 +60,13 @@ class Record:
         entry = self.entry
         entry.client, entry.end_user, entry.conversation = caller.client, caller.end_user, caller.conversation
 
-    def planned(self, plan: Plan, chain: Chain, route: Route) -> None:
+    def planned(
+        self, plan: Plan, chain: Chain, known: Mapping[int, Recalled], route: Route, *, attempts: int = 1
+    ) -> None:
         """What was decided, before it is sent."""
-        self._plan, self._chain, self._route = plan, chain, route
+        self._plan, self._chain, self._known, self._route = plan, chain, known, route
         entry, request, facts, counts = self.entry, plan.request, plan.facts, plan.history
-        entry.kind, entry.stream, entry.attempts = plan.kind, request.stream, 1
+        entry.kind, entry.stream, entry.attempts = plan.kind, request.stream, attempts
         entry.model, entry.upstream_model = request.model, facts.upstream_model
         entry.backend, entry.engine, entry.family = facts.backend, facts.engine, facts.family.name
         entry.effort_asked = request.effort.word if request.effort else None
@@ -84,6 +93,11 @@ class Record:
                 entry.first_visible_ms = self._elapsed()
             if part.reasoning or part.text or part.calls:
                 self._span.note(time.monotonic())
+
+    def flag(self, name: str, seen: bool) -> None:
+        """Something worth a word in the ledger's `flags`."""
+        if seen and name not in self.entry.flags:
+            self.entry.flags.append(name)
 
     def failed(self, error: BaseException) -> None:
         """The request ended with an error, ours or the backend's."""
@@ -112,8 +126,7 @@ class Record:
         self._speeds(usage)
         if outcome is None:
             entry.outcome, entry.finish_reason = fold.outcome, fold.finish
-            if fold.empty and entry.kind != "passthrough":
-                entry.flags.append("empty_turn")
+            self.flag("empty_turn", fold.empty and entry.kind != "passthrough")
             self._remember()
         else:
             first = fold.choices.get(0)
@@ -122,6 +135,11 @@ class Record:
         log.info("%s %s %s: status %s, %s, %s ms", *told, entry.duration_ms)
         price = self._route.price if self._route else None
         self._store.put_entry(entry, _Counting(fold, usage, price))
+
+    async def settled(self) -> None:
+        """Where other proxies read the same store, wait a little until this request's turns are written."""
+        if self._store.shared and self._kept:
+            await asyncio.to_thread(self._store.flush, _SETTLE_SECONDS)
 
     def cost(self) -> str | None:
         """What the answer cost as far as its usage is reported, for a response header."""
@@ -132,13 +150,19 @@ class Record:
 
     def _remember(self) -> None:
         """Keep the finished turns, so that they are found before the client can ask for them."""
-        if self._plan is None or self._chain is None:
+        plan, chain, entry = self._plan, self._chain, self.entry
+        if plan is None or chain is None:
             return
-        reason = self._plan.effort_reason
-        effort = (self._plan.effort or "") if reason in _CHOSEN_BY_DEFAULT and self._plan.kind == "chat" else None
+        effort = (plan.effort or "") if plan.effort_reason in _CHOSEN_BY_DEFAULT and plan.kind == "chat" else None
         for choice, reasoning, text in self.fold.answers():
-            if choice.shows:
-                self._store.put_turn(Turn(self._chain.answer(text, choice.tool_calls), reasoning, effort))
+            if not choice.shows:
+                continue
+            details = dumps(choice.details).decode() if choice.details else ""
+            answer = recall.Answer(text, choice.tool_calls, reasoning, details)
+            for turn in recall.turns(chain, plan.messages, self._known, answer):
+                whose = replace(turn, effort=effort, client=entry.client, conversation=entry.conversation)
+                self._store.put_turn(whose)
+                self._kept = True
 
     def _speeds(self, usage: Usage) -> None:
         """The engine's own figures, else the stream's pace from the first token to the last."""
@@ -147,8 +171,13 @@ class Record:
         count = usage.completion or self._span.count
         decode = _positive(timings.get("predicted_per_second")) or self._span.pace(count)
         entry.decode_tokens_per_second = decode
-        if decode is not None and self._route is not None:
-            self._route.backend.note_speed(self._route.upstream_model, decode, count)
+        if self._route is None or self._plan is None:
+            return
+        backend, model = self._route.backend, self._route.upstream_model
+        if decode is not None:
+            backend.note_speed(model, decode, count)
+        if usage.prompt is not None:
+            backend.note_density(model, window.size(self._plan), usage.prompt)
 
     def _elapsed(self) -> int:
         return round((time.monotonic() - self._started) * 1000)

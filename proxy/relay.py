@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Mapping
 
-from proxy import render, sse
+from proxy import render, shape, sse
 from proxy.dialects import Dialect
-from proxy.errors import InternalError, ProxyError, UpstreamError, error_body
+from proxy.errors import ContextLengthExceeded, InternalError, ProxyError, UpstreamError, error_body
 from proxy.jsons import JsonError, dumps, loads
 from proxy.messages import Event, Json
 from proxy.record import Record
@@ -26,9 +26,12 @@ STREAM_HEADERS = [
 class Stream:
     """A chat answer on its way to the client: read, counted, shown, recorded. Its holder closes it."""
 
-    def __init__(self, answer: Answer, dialect: Dialect, view: render.View, record: Record) -> None:
+    def __init__(
+        self, answer: Answer, dialect: Dialect, shaper: shape.Shaper, view: render.View, record: Record
+    ) -> None:
         self._answer = answer
         self._dialect = dialect
+        self._shaper = shaper
         self._view = view
         self._record = record
         self._ready: list[bytes] = []
@@ -42,6 +45,8 @@ class Stream:
         try:
             async for data in self._answer.chunks():
                 ended = self._take(codec.feed(data))
+                if ended:
+                    await self._record.settled()
                 if piece := self._flush():
                     yield piece
                 if ended:
@@ -56,6 +61,7 @@ class Stream:
         except Exception:
             log.exception("request %s failed by a fault of this program", self._record.entry.request_id)
             self._fail(InternalError("an internal error; the proxy's log says more under this request's id"))
+        await self._record.settled()
         yield self._flush()
 
     def _flush(self) -> bytes:
@@ -63,7 +69,14 @@ class Stream:
         ready, self._ready = self._ready, []
         return b"".join(ready)
 
+    def _release(self) -> None:
+        """What was held back leaves: nothing follows that it could belong to."""
+        held = Event(b"", self._shaper.rest())
+        self._record.event(held)
+        self._ready.append(self._view.rest(held.parts))
+
     def _fail(self, error: ProxyError) -> None:
+        self._release()
         self._record.failed(error)
         self._ready.append(render.failure(self._record.safe(error.message), error.type, error.code))
 
@@ -81,6 +94,7 @@ class Stream:
                 # Not a token's worth of meaning is lost with it, and hours of work would be if the stream ended here.
                 log.warning("request %s: an event is left out: %s", self._record.entry.request_id, error.message)
                 continue
+            self._shaper.apply(event)
             self._record.event(event)
             if event.error is not None:
                 self._broken(event.error)
@@ -90,6 +104,8 @@ class Stream:
 
     def _complete(self) -> None:
         """The row and the turns are there before `[DONE]` leaves: agents answer within milliseconds."""
+        self._release()
+        self._record.flag("filler_echo", self._shaper.heard)
         self._record.finish()
         self._ready.append(self._view.close(self._record.fold))
 
@@ -105,6 +121,7 @@ class Stream:
 
     def _broken(self, error: Mapping[str, Json]) -> None:
         """The backend's own words for what went wrong."""
+        self._release()
         message = self._record.safe(str(error.get("message") or "the backend reported an error without a message"))
         self._record.failed(UpstreamError(message))
         kind = error.get("type")
@@ -149,21 +166,48 @@ class Raw:
         await self._answer.aclose()
 
 
-async def whole(answer: Answer, dialect: Dialect, record: Record) -> Event:
+async def whole(answer: Answer, dialect: Dialect, shaper: shape.Shaper, record: Record) -> Event:
     """A complete answer as one event; recorded before it leaves."""
     await expect(answer, "application/json", "text/plain")
     event = dialect.decode(await answer.read(), whole=True)
+    shaper.apply(event, last=True)
+    record.flag("filler_echo", shaper.heard)
     record.fold.add(event)
     if event.error is not None:
         raise UpstreamError(f"the backend answered with an error: {event.error.get('message') or event.error}")
     record.finish()
+    await record.settled()
     return event
+
+
+_TOO_LONG = (
+    "exceed_context_size",
+    "context_length_exceeded",
+    "context length",
+    "context size",
+    "context window",
+    "exceeded model token limit",
+    "input token length too long",
+)
+"""How engines say that a prompt does not fit: llama-server, OpenAI, vLLM and SGLang, Moonshot."""
+
+
+async def overflows(answer: Answer) -> bool:
+    """Whether the backend refused the prompt because it is too long for the window."""
+    return answer.status == 400 and _is_too_long(await answer.read())
+
+
+def _is_too_long(body: bytes) -> bool:
+    text = body.decode("utf-8", "replace").lower()
+    return any(phrase in text for phrase in _TOO_LONG)
 
 
 async def refused(answer: Answer, record: Record) -> tuple[list[tuple[str, str]], bytes]:
     """A backend's own error: its words in OpenAI's shape, with the headers that go along."""
     body = await answer.read()
     message, kind, param, code = error_fields(body, answer.status)
+    if answer.status == 400 and _is_too_long(body):
+        code = ContextLengthExceeded.code  # the word that clients know, to shorten their history by themselves
     record.entry.error = record.safe(message)
     record.finish("upstream_error")
     told = record.safe(error_body(message, kind, code, param).decode()).encode()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from proxy import sse
 from proxy.fold import Fold, finish_of
 from proxy.jsons import dumps, loads
-from proxy.messages import REASONING_FIELDS, Event
+from proxy.messages import REASONING_FIELDS, Event, Part
 from proxy.normalise import details_text
 
 Shown = Literal["reasoning_content", "reasoning", "both", "hidden"]
@@ -40,12 +40,15 @@ class View:
         withheld = event.usage is not None and not self._include_usage
         if withheld and event.empty:
             return b""
-        if not (withheld or event.odd or self._renames(event)):
+        if not (withheld or event.odd or event.shaped or self._renames(event)):
             return sse.encode(_one_line(event.raw))
         body = loads(event.raw)
         if withheld:
             body.pop("usage", None)
-        kept = [choice for choice in body.get("choices") or [] if self._choice(choice, withheld)]
+        kept = []
+        for at, choice in enumerate(body.get("choices") or []):
+            if self._choice(choice, event.parts[at] if event.shaped else None, withheld):
+                kept.append(choice)
         if not kept and not event.empty:
             return b""
         body["choices"] = kept
@@ -53,15 +56,25 @@ class View:
 
     def whole(self, event: Event) -> bytes:
         """A whole answer as a JSON body."""
-        if not (event.odd or self._renames(event)):
+        if not (event.odd or event.shaped or self._renames(event)):
             return event.raw
         body = loads(event.raw)
         for at, choice in enumerate(body.get("choices") or []):
             if not isinstance(choice.get("index"), int):
                 choice["index"] = at
             if isinstance(choice.get("message"), dict):
-                self._rename(choice["message"])
+                self._rename(choice["message"], event.parts[at] if event.shaped else None)
         return dumps(body)
+
+    def rest(self, parts: list[Part]) -> bytes:
+        """What was held back when the stream broke off or ended without a finish."""
+        if not parts or self._last is None:
+            return b""
+        body = loads(self._last)
+        body.pop("usage", None)
+        choices = [({"index": part.choice, "delta": {}, "finish_reason": None}, part) for part in parts]
+        body["choices"] = [choice for choice, part in choices if self._choice(choice, part, False)]
+        return sse.encode(dumps(body)) if body["choices"] else b""
 
     def close(self, fold: Fold) -> bytes:
         """The end of a complete stream: a finish for each choice that lacks one, then `[DONE]`."""
@@ -76,8 +89,8 @@ class View:
     def _renames(self, event: Event) -> bool:
         return bool(event.names) and (self._hidden or event.names - {"reasoning_details"} != self._wanted)
 
-    def _choice(self, choice: dict[str, Any], withheld: bool) -> bool:
-        """Make one choice of a chunk strict; false when nothing is left of it."""
+    def _choice(self, choice: dict[str, Any], part: Part | None, withheld: bool) -> bool:
+        """Make one choice of a chunk strict, of a shaped event as `part` says; false when nothing is left of it."""
         if withheld:
             choice.pop("usage", None)
         if not isinstance(choice.get("index"), int):
@@ -86,22 +99,40 @@ class View:
         if not isinstance(delta, dict):
             choice["delta"] = {}
             return bool(choice.get("finish_reason"))
-        emptied = self._rename(delta)
+        emptied = self._rename(delta, part)
         return not emptied or bool(delta) or bool(choice.get("finish_reason"))
 
-    def _rename(self, said: dict[str, Any]) -> bool:
-        """Put the thought under this client's names, once; true when a thought field was taken away."""
+    def _rename(self, said: dict[str, Any], part: Part | None) -> bool:
+        """Put the thought under this client's names, once; true when a field was taken away."""
         texts = {name: said[name] for name in REASONING_FIELDS if name in said}
         found = [details_text(value) if name == "reasoning_details" else value for name, value in texts.items()]
         thought = next((text for text in found if isinstance(text, str) and text), "")
+        emptied = bool(texts)
+        if part is not None:
+            thought = part.reasoning
+            emptied = _set_text(said, part.text) or emptied
         for name in texts:
-            if name != "reasoning_details" or self._hidden:
+            if name != "reasoning_details" or self._hidden or (part is not None and not thought):
                 del said[name]
         if not thought:
-            return bool(texts)
+            return emptied
         for name in self._names:
             said[name] = thought
         return not self._names
+
+
+def _set_text(said: dict[str, Any], text: str) -> bool:
+    """Write the visible text of a shaped event; true when the whole text was taken away."""
+    had = said.get("content")
+    if text or not isinstance(had, str) or not had:
+        if text or isinstance(had, str):
+            said["content"] = text
+        return False
+    if "role" in said:
+        said["content"] = ""
+        return False
+    del said["content"]
+    return True
 
 
 def failure(message: str, type: str | None, code: object) -> bytes:

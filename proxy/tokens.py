@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,9 +16,9 @@ _PIECE = 20_000
 """Characters counted at once: tiktoken is quadratic in long runs without a blank."""
 
 
-def estimate(size: int, *, bytes_per_token: int = 4) -> int:
+def estimate(size: int, *, bytes_per_token: float = 4) -> int:
     """Tokens in `size` bytes of UTF-8 text, rounded up. Cheap enough for every request."""
-    return -(-size // bytes_per_token)
+    return math.ceil(size / bytes_per_token)
 
 
 @functools.cache

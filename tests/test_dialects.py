@@ -27,7 +27,8 @@ def sent(engine: str, policy: Policy | None = None, *, slow: bool = False, templ
         "b", engine, FAMILY, "m", slow=slow, effort_option=option, budget_enforced=dialect.budget_field is not None
     )
     body = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
-    return json.loads(dialect.encode(decide(normalise.read(body), facts, policy or Policy())))
+    request = normalise.read(body)
+    return json.loads(dialect.encode(decide(Plan(request, facts, request.messages), policy or Policy())))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ K3 = Facts(
 def plan(facts: Facts = K3, policy: Policy | None = None, **fields: Any) -> Plan:
     """The plan for a request with these fields."""
     fields.setdefault("messages", [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}])
-    return decide(normalise.read(json.dumps({"model": "m", **fields}).encode()), facts, policy or Policy())
+    request = normalise.read(json.dumps({"model": "m", **fields}).encode())
+    return decide(Plan(request, facts, request.messages), policy or Policy())
 
 
 def rules(made: Plan) -> list[str]:

@@ -18,11 +18,12 @@ from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_valid
 
 from proxy.errors import ConfigError
 from proxy.history import Restoring
-from proxy.places import sqlite_path
+from proxy.places import hide_password, sqlite_path
 from proxy.policy import Policy
 from proxy.prices import Price
 from proxy.render import Shown
 from proxy.section import Section
+from proxy.shape import Thinking
 
 Engine = Literal[
     "auto", "llama-server", "vllm", "sglang", "kimi", "deepseek", "ollama", "lmstudio", "openrouter", "openai"
@@ -222,6 +223,11 @@ class Store(Section):
             raise ValueError("ledger_jsonl and url are the same file; lines of JSON need one of their own")
         return self
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """A URL may hold a password, and reprs end up in logs."""
+        for name, value in super().__repr_args__():
+            yield name, hide_password(self.url) if name == "url" else value
+
 
 class Settings(Section):
     """The whole configuration, checked. `load` makes it from its four sources."""
@@ -233,6 +239,7 @@ class Settings(Section):
     models: dict[str, Model] = Field(default_factory=dict)
     policy: Policy = Policy()
     history: Restoring = Restoring()
+    thinking: Thinking = Thinking()
     families: dict[str, dict[str, Any]] = Field(default_factory=dict)
     store: Store = Store()
 
@@ -267,14 +274,3 @@ def is_variable(name: str) -> bool:
 def usable_key(key: str) -> bool:
     """Whether a header can carry the key."""
     return re.fullmatch(r"[!-~]+", key) is not None
-
-
-def hide_password(text: str) -> str:
-    """The text with what stands before the @ of a URL replaced by three stars."""
-    return re.sub(r"(?<=://).*@", "***@", text, flags=re.DOTALL)
-
-
-def hide_in_bad_url(text: str) -> str:
-    """What should have been a URL, with what may be a password or a key in it replaced by three stars."""
-    text = re.sub(r"^(\w+:/*)?.*@", r"\1***@", text, flags=re.DOTALL)
-    return re.sub(r"\?.*", "?***", text, flags=re.DOTALL)

@@ -14,6 +14,7 @@ class LMStudio(Dialect):
     """LM Studio: the plain dialect on the owner's hardware."""
 
     name = "lmstudio"
+    refuses_missing = False
     tells_properties = True
     cap_fields = ("max_tokens",)
 

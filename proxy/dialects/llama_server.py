@@ -13,6 +13,7 @@ class LlamaServer(Dialect):
     """
 
     name = "llama-server"
+    refuses_missing = False
     tells_properties = True
     takes_template_options = True
     budget_field = "thinking_budget_tokens"

@@ -9,6 +9,7 @@ class Ollama(Dialect):
     """`max_completion_tokens` is not in its request struct and would be ignored."""
 
     name = "ollama"
+    refuses_missing = False
     tells_properties = True
     reasoning_field = "reasoning"
     cap_fields = ("max_tokens",)

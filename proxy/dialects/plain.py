@@ -18,6 +18,9 @@ from proxy.normalise import CAP_FIELDS, details_text
 
 Fields = dict[str, bytes]
 
+_PLAIN_FIELDS = frozenset({"role", "content", "name", *REASONING_FIELDS})
+"""Of an assistant message that has nothing but a text to say."""
+
 
 class _Delta(msgspec.Struct):
     content: Any = None
@@ -65,6 +68,8 @@ class Dialect:
     """The field for a hard cap on thinking tokens, where the engine has one."""
     refuses_overflow: ClassVar[bool] = False
     """Prompt plus cap beyond the window is an error, not a clamp."""
+    refuses_missing: ClassVar[bool] = True
+    """A past thought that its family requires is missed with an error. Servers of one's own only do worse without."""
     reuses_connections: ClassVar[bool] = True
     """A connection can serve a further request after it served one."""
 
@@ -84,7 +89,10 @@ class Dialect:
         return splice(fields)
 
     def _message(self, message: Message) -> bytes:
-        """A message with its thought under the name that the engine reads, once, and without blank ones."""
+        """A message with its thought under the name that the engine reads, once, and without blank ones.
+
+        One without content or calls is what is left of an answer that was stopped: an empty text.
+        """
         if message.role != "assistant":
             return message.raw
         fields: Fields = {}
@@ -95,6 +103,8 @@ class Dialect:
                 fields[name] = dumps(message.reasoning)
         if message.reasoning is not None:
             fields.setdefault(self.reasoning_field, dumps(message.reasoning))
+        if message.content is None and fields.keys() <= _PLAIN_FIELDS:
+            fields["content"] = b'""'
         return splice(fields)
 
     def _write_cap(self, fields: Fields, plan: Plan) -> None:
@@ -177,6 +187,8 @@ def _read(event: Event, choice: _Choice, said: _Delta, whole: bool) -> None:
         part.text = said.content
     for name in REASONING_FIELDS:
         value = getattr(said, name)
+        if name == "reasoning_details" and isinstance(value, list):
+            part.details = [entry for entry in value if isinstance(entry, dict)]
         text = details_text(value) if name == "reasoning_details" else value
         if isinstance(text, str) and text:
             event.names |= {name}

@@ -9,6 +9,7 @@ class SGLang(Dialect):
     """Folds `reasoning.effort` into the effort by itself; refuses prompt plus cap beyond the window."""
 
     name = "sglang"
+    refuses_missing = False
     tells_properties = True
     takes_template_options = True
     refuses_overflow = True

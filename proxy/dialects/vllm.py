@@ -9,6 +9,7 @@ class VLLM(Dialect):
     """A cap above the window is refused; the effort has a field of its own that beats nothing the client set."""
 
     name = "vllm"
+    refuses_missing = False
     tells_properties = True
     takes_template_options = True
     refuses_overflow = True

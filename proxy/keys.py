@@ -1,0 +1,204 @@
+"""The keys of assistant turns: what a message says, and where it stands, hashed.
+
+A turn is found by a salted hash chained message by message over the visible history. System and developer messages are
+left out: they change from day to day, and between agents that share a history (recorded with opencode and Qwen Code).
+Ids of tool calls are left out: Kimi numbers its calls anew in every chat.
+
+Weaker keys serve where the front of a history was trimmed, merged or summarised: a message by itself, each of its calls
+by itself, and a message that lost its calls but is followed by their results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from proxy.messages import Json, Message, ToolCall
+
+LONG_TEXT = 200
+"""Characters from which on a text without calls is found by itself; a shorter one is said too often."""
+
+_NOT_SAID = frozenset({"system", "developer"})
+_DIGEST = 16
+_EXACT = 2**53
+_JOINTS = ("", "\n", "\n\n")
+"""What front ends put between two texts that they make one."""
+_NO_ID = re.compile(r"[^A-Za-z0-9_-]")
+_MOST_OF_ID = 64
+_canonical = msgspec.json.Encoder(order="sorted")
+
+
+@dataclass(frozen=True, slots=True)
+class Weaker:
+    """Keys of a message that tell less; each counts only if it leads to one thought alone."""
+
+    whole: bytes | None = None
+    """The message by itself."""
+    calls: tuple[bytes, ...] = ()
+    """Each of its calls by itself, in order."""
+    lost: bytes | None = None
+    """The message where it stands, without its calls but with the ids of their results."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from (key for key in (self.whole, *self.calls, self.lost) if key)
+
+
+class Chain:
+    """The keys of a history, one for each assistant turn, and of an answer to it.
+
+    Store and lookup both go through here. Cost is linear in the length of the history.
+    """
+
+    def __init__(self, messages: Sequence[Message], scope: bytes) -> None:
+        self._scope = scope
+        self._state = self._before = _digest(b"", scope)
+        self._last: Message | None = None
+        self.keys: dict[int, bytes] = {}
+        """Position of an assistant message in the request → its key."""
+        self.weaker: dict[int, Weaker] = {}
+        """The same for its weaker keys."""
+        self.system = b""
+        """A hash of the system messages."""
+        for at, message in enumerate(messages):
+            if message.role in _NOT_SAID:
+                self.system = _digest(self.system, _canonical.encode(_content(message.content)))
+                continue
+            self._last, self._before = message, self._state
+            if message.role != "assistant":
+                self._state = _digest(self._before, _said_to_it(message))
+                continue
+            said = _Said(message.content, message.calls)
+            self._state = self.keys[at] = _digest(self._before, said.data)
+            self.weaker[at] = self._weaker(said, self._before, () if message.calls else _answered(messages, at))
+
+    @property
+    def all_weaker(self) -> list[bytes]:
+        """All weaker keys of the history."""
+        return [key for weaker in self.weaker.values() for key in weaker]
+
+    def thought(self, text: str) -> bytes:
+        """A name for a thought, for `Turn.previous`."""
+        return _digest(self._scope, text.encode()) if text else b""
+
+    def answer(self, text: str, calls: tuple[ToolCall, ...]) -> tuple[bytes, Weaker]:
+        """The keys of an answer to this history."""
+        said = _Said(text, calls)
+        ids = [call.id for call in calls if call.id]
+        return _digest(self._state, said.data), self._weaker(said, self._state, ids if len(ids) == len(calls) else ())
+
+    def continued(self, text: str, calls: tuple[ToolCall, ...]) -> list[bytes]:
+        """Keys of the one message that front ends make of a trailing assistant message and the answer to it."""
+        last = self._last
+        if last is None or last.role != "assistant" or not isinstance(last.content, str | None):
+            return []
+        first = last.content or ""
+        texts = [first + text, *(f"{first.strip()}{joint}{text.strip()}" for joint in _JOINTS)]
+        said = [_Said(joined, last.calls + calls) for joined in dict.fromkeys(texts)]
+        return list(dict.fromkeys(_digest(self._before, one.data) for one in said))
+
+    def _weaker(self, said: _Said, before: bytes, ids: Sequence[str]) -> Weaker:
+        """The weaker keys of what was said after `before`; `ids` are those of its results."""
+        lone_call = len(said.calls) == 1 and not said.text
+        findable = said.calls or len(said.text) >= LONG_TEXT
+        lost = ["lost", said.text, sorted(map(plain_id, ids))]
+        return Weaker(
+            whole=_digest(self._scope, said.data) if findable and not lone_call else None,
+            calls=tuple(_digest(self._scope, _canonical.encode(["call", *call])) for call in said.calls),
+            lost=_digest(before, _canonical.encode(lost)) if ids else None,
+        )
+
+
+class _Said:
+    """An assistant message reduced to what it says, so that changes without meaning do not matter."""
+
+    __slots__ = ("calls", "data", "text")
+
+    def __init__(self, content: Json, calls: tuple[ToolCall, ...]) -> None:
+        self.text = _text_of(content)
+        self.calls = [[call.name, _arguments(call.arguments)] for call in calls]
+        self.data = _canonical.encode(["assistant", self.text, self.calls])
+
+
+def scope(salt: bytes, credential: str, end_user: str | None, family: str) -> bytes:
+    """Whose turns these are. Two callers, two end users or two model families never share one."""
+    return _digest(salt, msgspec.json.encode(["scope", credential, end_user, family]))
+
+
+def hashed(salt: bytes, kind: str, value: str) -> str:
+    """A name that may stand in a log: salted, so that it cannot be looked up, and short."""
+    return _digest(salt, msgspec.json.encode([kind, value])).hex()[:16]
+
+
+def plain_id(name: str) -> str:
+    """A call's id as the strictest client writes it back (kimi-code, `tool-call-id.ts`)."""
+    return _NO_ID.sub("_", name)[:_MOST_OF_ID]
+
+
+def without_blanks(text: str) -> str:
+    """Outer blanks and line ends are what front ends change in a text that nobody edited."""
+    return text.replace("\r\n", "\n").strip()
+
+
+def _digest(key: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST, key=key).digest()
+
+
+def _answered(messages: Sequence[Message], at: int) -> list[str]:
+    """The ids of the tool results directly behind a message; none where one lacks its id."""
+    ids = []
+    for message in messages[at + 1 :]:
+        if message.role != "tool":
+            break
+        if message.call_id is None:
+            return []
+        ids.append(message.call_id)
+    return ids
+
+
+def _said_to_it(message: Message) -> bytes:
+    """What a user or a tool says. A user's `name` tells people in one chat apart; a tool's comes and goes."""
+    name = [message.name] if message.name else []
+    return _canonical.encode([message.role, _content(message.content), [], *name])
+
+
+def _text_of(content: Json) -> Json:
+    """What an assistant said: it was one text, whatever parts a front end made of it."""
+    if isinstance(content, list) and all(map(_is_text, content)):
+        return without_blanks("".join(part["text"] for part in content))
+    return _content(content)
+
+
+def _content(content: Json) -> Json:
+    if isinstance(content, str):
+        return without_blanks(content)
+    if isinstance(content, list):
+        parts = [without_blanks(part["text"]) if _is_text(part) else part for part in content]
+        return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
+    return "" if content is None else content
+
+
+def _is_text(part: Json) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _arguments(arguments: str) -> Json:
+    """Equal in value is equal: clients write argument JSON anew."""
+    try:
+        return _numbers(msgspec.json.decode(arguments)) if arguments.strip() else {}
+    except (msgspec.DecodeError, RecursionError):
+        return without_blanks(arguments)
+
+
+def _numbers(value: Json) -> Json:
+    """`1.0` is `1` to a client that writes the JSON anew. Beyond 2^53 doubles are not exact, so there it is not."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if isinstance(value, list):
+        return [_numbers(part) for part in value]
+    if isinstance(value, dict):
+        return {name: _numbers(part) for name, part in value.items()}
+    return value

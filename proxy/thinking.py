@@ -1,0 +1,264 @@
+"""Thought mark-up in text: lifting it out of what a front end sends back, splitting it off an answer, and hearing a
+filler echoed.
+
+Between the tags that a model writes all is thought, to the byte, line feeds directly inside the tags included: under a
+template with bare tags (Kimi-K2) the next prompt would else not begin with this one. vLLM's parsers keep them too, and
+llama.cpp under such a template (build 11549). Of the templates that write `<think>\\n`, Qwen3's strips what comes;
+MiniMax-M2's does not. Only a closed block with nothing but blanks is no thought, as in llama.cpp: Qwen3 writes one
+where it does not think.
+
+Between the tags that a front end writes, one line end at each side is its own: `<think>\\n` + thought + `\\n</think>`.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+
+TAGS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<think:opensource>", "</think:opensource>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+)
+"""Opener and closer of each kind of thought that models write."""
+
+_DETAILS = ("<details", "</details>")
+_SUMMARY = ("<summary>", "</summary>")
+_TYPES = ('type="reasoning"', "type='reasoning'")
+
+_VISIBLE = re.compile(r"\S")
+_QUOTE = re.compile(r"^> ?", re.MULTILINE)
+_QUOTES = re.compile(r"\A[\s>]+")
+_ESCAPED = re.compile("&(?:amp|lt|gt|quot|#x27|#39);")  # what escaping writes; all other entities are the model's own
+_JOINT = "\n\n"
+
+
+def lifted(text: str) -> tuple[str, str] | None:
+    """(thought, rest) of a text that begins with closed thought blocks, else None.
+
+    Several thoughts are joined by a blank line; blocks with nothing but blanks add none. `rest` begins at the first
+    visible character behind the last block. A block ends at its first closer, as models and parsers read it.
+    """
+    thoughts: list[str] = []
+    start = at = _visible(text, 0)
+    while (block := _block(text, at)) is not None:
+        thought, end = block
+        if thought and not thought.isspace():
+            thoughts.append(thought)
+        at = _visible(text, end)
+    return None if at == start else (_JOINT.join(thoughts), text[at:])
+
+
+def same_thought(a: str, b: str) -> bool:
+    """Whether two thoughts differ in no more than what mirroring changes: blanks, line ends, quote marks at the
+    beginnings of lines, and escaped HTML."""
+    return a == b or _words(a) == _words(b)
+
+
+def _words(thought: str) -> list[str]:
+    return [word for line in _unescaped(thought).splitlines() for word in _QUOTES.sub("", line).split()]
+
+
+def _visible(text: str, at: int) -> int:
+    """The position of the first character from `at` on that is no blank."""
+    found = _VISIBLE.search(text, at)
+    return found.start() if found else len(text)
+
+
+def _block(text: str, at: int) -> tuple[str, int] | None:
+    """The thought of the closed block that begins at `at`, and the position behind it."""
+    for opener, closer in TAGS:
+        if text.startswith(opener, at):
+            start = at + len(opener)
+            end = text.find(closer, start)
+            return None if end < 0 else (_inner(text[start:end]), end + len(closer))
+    return _details_block(text, at)
+
+
+def _inner(text: str) -> str:
+    """A thought without the line ends that the front end put inside the tags."""
+    return text.removeprefix("\r").removeprefix("\n").removesuffix("\n").removesuffix("\r")
+
+
+def _details_block(text: str, at: int) -> tuple[str, int] | None:
+    """Open WebUI's block: a summary, and the thought as a quote that is then escaped as a whole (older versions did not
+    escape). Blanks around the quote are mark-up."""
+    opener, closer = _DETAILS
+    if not text.startswith(opener, at):
+        return None
+    behind = text.find(">", at)
+    attributes = text[at + len(opener) : behind] if behind >= 0 else ""
+    if not attributes[:1].isspace() or not any(attribute in _TYPES for attribute in attributes.split()):
+        return None
+    end = text.find(closer, behind)
+    if end < 0:
+        return None
+    inner = text[behind + 1 : end].strip()
+    if inner.startswith(_SUMMARY[0]):
+        _, found, rest = inner.partition(_SUMMARY[1])
+        inner = rest.strip() if found else inner
+    return _QUOTE.sub("", _unescaped(inner)), end + len(closer)
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: html.unescape(found[0]), text)
+
+
+class Splitter:
+    """Parts an answer that comes as one text, in any pieces, into thought and said. The cuts change nothing.
+
+    An opener counts only before visible text; with `opened` the prompt ended in one, and the text begins inside the
+    thought, and an opener that the model writes once more is dropped. Without one the kind is unknown, and any closer
+    of `tags` ends the thought; else only its own does. Blanks behind a closer are dropped; a further thought directly
+    behind is joined by a blank line. An unclosed thought stays thought to the end.
+    """
+
+    def __init__(self, opened: bool = False, tags: Sequence[tuple[str, str]] = TAGS) -> None:
+        self._tags = tags
+        self._longest = max((len(opener) for opener, _ in tags), default=0)
+        self._opened = opened  # by the prompt, and nothing visible came yet
+        self._closers: Sequence[str] | None = None  # of the thought that the text is in
+        self._head = True  # nothing but blanks came yet
+        self._told = False  # visible text began: all else is text
+        self._fresh = False  # nothing but blanks of this thought came yet
+        self._joint = ""  # before the next piece of thought
+        self._thought = False  # some thought left
+        self._held: list[str] = []
+        self._blank = False  # what is held is blank
+
+    @property
+    def told(self) -> bool:
+        """The visible text began: all that follows is text."""
+        return self._told
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """(thought, said) that can leave now. Held back is what may yet be a tag, or belong to one."""
+        if self._told or not text:
+            return "", text
+        if self._blank and text.isspace():  # joined once, not piece by piece
+            self._held.append(text)
+            return "", ""
+        return self._advance(text, last=False)
+
+    def end(self) -> tuple[str, str]:
+        """(thought, said) that was held back: the answer is over."""
+        return self._advance("", last=True)
+
+    def _advance(self, text: str, last: bool) -> tuple[str, str]:
+        text = "".join([*self._held, text])
+        self._held, self._blank = [], False
+        thoughts: list[str] = []
+        at: int | None = 0
+        while at is not None and not self._told:
+            if self._closers is None:
+                at = self._before(text, at, last)
+            else:
+                at = self._within(text, at, last, self._closers, thoughts)
+        return "".join(thoughts), "" if at is None else text[at:]
+
+    def _before(self, text: str, at: int, last: bool) -> int | None:
+        """Before an opener or the visible text: where to go on, None to wait for more."""
+        start = _visible(text, at)
+        head = text[start : start + self._longest]
+        since = at if self._head else start
+        if not last and any(opener != head and opener.startswith(head) for opener, _ in self._tags):
+            self._held, self._blank = [text[since:]], self._head and not head
+            return None
+        kinds = [tag for tag in self._tags if head.startswith(tag[0])]
+        if kinds:
+            opener, closer = max(kinds, key=lambda tag: len(tag[0]))
+            self._open([closer])
+            return start + len(opener)
+        if self._opened:
+            self._open([closer for _, closer in self._tags])
+        else:
+            self._told = True
+        return since
+
+    def _open(self, closers: Sequence[str]) -> None:
+        self._closers, self._fresh = closers, True
+        self._opened = self._head = False
+        self._joint = _JOINT if self._thought else ""
+
+    def _within(self, text: str, at: int, last: bool, closers: Sequence[str], thoughts: list[str]) -> int | None:
+        """Inside a thought: its text goes to `thoughts`; the position behind its closer, None to wait for more."""
+        # The closer that is complete first counts, so that no cut can make another one count.
+        found = [(start + len(mark), -len(mark)) for mark in closers if (start := text.find(mark, at)) >= 0]
+        end, size = min(found, default=(0, 0))
+        stop = end + size if found else len(text) if last else _undecided(text, at, closers)
+        blank = self._fresh and _visible(text, at) >= stop
+        if found:
+            self._closers = None
+            if not blank:
+                self._think(text[at:stop], thoughts)
+            return end
+        if blank and not last:
+            self._held, self._blank = [text[at:]], stop == len(text)
+        else:
+            self._think(text[at:stop], thoughts)
+            self._held, self._fresh = [text[stop:]], False
+        return None
+
+    def _think(self, piece: str, thoughts: list[str]) -> None:
+        if piece:
+            thoughts += self._joint, piece
+            self._joint, self._thought = "", True
+
+
+def _undecided(text: str, at: int, closers: Sequence[str]) -> int:
+    """Where the end of `text` begins that may become a closer."""
+    stop = len(text)
+    for mark in closers:
+        start = text.find(mark[0], max(at, len(text) - len(mark) + 1), stop)
+        while start >= 0 and not mark.startswith(text[start:]):
+            start = text.find(mark[0], start + 1, stop)
+        if start >= 0:
+            stop = start
+    return stop
+
+
+class Echo:
+    """Passes a thought on without the filler that the model echoes at its start, in any pieces.
+
+    Models repeat a filler that they were sent as a past thought. Echoes are dropped, several in a row too, with the
+    blanks before, between and behind them. What begins like the filler and then differs leaves unchanged.
+    """
+
+    def __init__(self, filler: str) -> None:
+        self._filler = filler.strip()
+        self._over = not self._filler  # the thought's own text began
+        self._blanks: list[str] = []
+        self._matched = 0  # characters of the filler that are held back
+        self.heard = False
+        """An echo was dropped."""
+
+    def feed(self, thought: str) -> str:
+        """What can leave now."""
+        at = 0
+        while at < len(thought) and not self._over:
+            if not self._matched:
+                start = _visible(thought, at)
+                if not self.heard:
+                    self._blanks.append(thought[at:start])
+                at = start
+            due = self._filler[self._matched : self._matched + len(thought) - at]
+            if not thought.startswith(due, at):
+                return self.end() + thought[at:]
+            at += len(due)
+            self._matched += len(due)
+            if self._matched == len(self._filler):
+                self.heard, self._matched, self._blanks = True, 0, []
+        return thought[at:]
+
+    def end(self) -> str:
+        """What was held back: the thought is over, or is no echo."""
+        held = "".join(self._blanks) + self._filler[: self._matched]
+        self._over, self._blanks, self._matched = True, [], 0
+        return held

@@ -1,0 +1,66 @@
+"""How much of a model's window a prompt takes, and what is left out where restored thoughts make it too long.
+
+Restored text is not in the client's own count, so a request that the client knows to fit must not fail because of it.
+"""
+
+from __future__ import annotations
+
+from proxy import tokens
+from proxy.errors import ContextLengthExceeded
+from proxy.messages import Plan
+
+_STEPS = 8
+"""Thoughts are left out in eighths of the window: were it one by one, the prompt's beginning would change each turn."""
+_LEAST_ROOM = 1024
+_MOST_BYTES_PER_TOKEN = 6
+"""No text in use is denser: a prompt that is too long even so is too long."""
+
+
+def size(plan: Plan) -> int:
+    """Bytes of the prompt as it goes to the backend; pictures count at a fixed size."""
+    fields = plan.request.fields
+    said = sum(message.size for message in plan.request.messages) + len(fields.get("tools", b""))
+    return said + sum(plan.restored.values())
+
+
+def room(plan: Plan) -> int | None:
+    """Tokens that the window has left behind the prompt, estimated on the safe side; None where it is unknown."""
+    limit = plan.facts.context_limit
+    if limit is None:
+        return None
+    return limit - tokens.estimate(size(plan), bytes_per_token=plan.facts.bytes_per_token)
+
+
+def left_out(plan: Plan, current: int, answer: int) -> list[int]:
+    """The positions whose thoughts are left out, so that an answer of `answer` tokens has room.
+
+    The oldest go first, those of the current tool loop (from the position `current` on) last.
+    """
+    limit, left = plan.facts.context_limit, room(plan)
+    if limit is None or left is None:
+        return []
+    missing = min(max(answer, _LEAST_ROOM), limit // 2) - left
+    step = max(limit // _STEPS, 1)
+    excess = -(-missing // step) * step * plan.facts.bytes_per_token
+    out: list[int] = []
+    for at in sorted(plan.restored, key=lambda at: (at >= current, at)):
+        if excess <= 0:
+            break
+        excess -= plan.restored[at]
+        out.append(at)
+    return out
+
+
+def check(plan: Plan) -> None:
+    """Raise ContextLengthExceeded for a prompt that cannot fit, however densely its text is written."""
+    limit = plan.facts.context_limit
+    if limit is None:
+        return
+    least = tokens.estimate(size(plan), bytes_per_token=_MOST_BYTES_PER_TOKEN)
+    if least > limit:
+        left = " even without the thoughts that were left out" if plan.history.dropped else ""
+        raise ContextLengthExceeded(
+            f"the prompt has {least} tokens or more, and {plan.facts.upstream_model} on backend {plan.facts.backend} "
+            f"takes {limit}{left}: shorten `messages`",
+            param="messages",
+        )

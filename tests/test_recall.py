@@ -1,0 +1,172 @@
+"""What is recalled of a history that came back trimmed, merged, ambiguous or without its calls."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.messages import History
+from tests.chats import CALL, LONG, RESULT, USER, Memory, asks, result, rules, says, thoughts
+
+LS = says("", ("c1", "ls", {}))
+CAT = says("", ("c2", "cat", {"f": "a"}))
+
+
+def test_after_a_regeneration_with_the_same_words_the_newest_thought_is_recalled():
+    """The answer that stands there was written last."""
+    memory = Memory()
+    for thought in ("T1", "T2"):
+        memory.answer(USER, said=says("Two."), thought=thought)
+    assert thoughts(memory.plan(USER, says("Two."), USER)) == ["T2"]
+
+
+def test_of_equal_chats_the_one_under_the_same_system_prompt_is_recalled():
+    """System prompts are no key, but tell two turns of one key apart."""
+    memory = Memory()
+    first, second = ({"role": "system", "content": text} for text in ("One.", "Two."))
+    memory.answer(first, USER, said=says("Hi."), thought="T1")
+    memory.answer(second, USER, said=says("Hi."), thought="T2")
+    assert thoughts(memory.plan(first, USER, says("Hi."), USER)) == ["T1"]
+    assert thoughts(memory.plan(second, USER, says("Hi."), USER)) == ["T2"]
+    assert thoughts(memory.plan(USER, says("Hi."), USER)) == ["T2"]
+
+
+def test_of_equal_chats_the_one_of_the_same_conversation_is_recalled():
+    """A conversation's name is no key either, and tells more than the system prompt."""
+    memory = Memory()
+    memory.answer(USER, said=says("Hi."), thought="T1", conversation="a")
+    memory.answer(USER, said=says("Hi."), thought="T2", conversation="b")
+    assert thoughts(memory.plan(USER, says("Hi."), USER, conversation="a")) == ["T1"]
+
+
+def test_a_thought_that_went_upstream_stays_although_another_chat_repeats_the_words():
+    """Each turn tells which thought went before it, so the prompt's beginning does not change."""
+    memory = Memory()
+    memory.answer(USER, said=says("Hi."), thought="T1")
+    memory.answer(USER, says("Hi."), asks("more"), said=says("Yes."), thought="T3")
+    memory.answer(USER, said=says("Hi."), thought="T2")
+    assert thoughts(memory.plan(USER, says("Hi."), asks("more"), says("Yes."), asks("?"))) == ["T1", "T3"]
+    assert thoughts(memory.plan(USER, says("Hi."), asks("else"))) == ["T2"]
+
+
+def test_a_call_is_recalled_after_the_front_of_the_history_was_trimmed():
+    """Its name and arguments lead to one thought."""
+    memory = Memory()
+    memory.answer(USER, said=CALL, thought="I call ls.")
+    assert thoughts(memory.plan(asks("continue"), CALL, RESULT)) == ["I call ls."]
+
+
+def test_a_call_that_was_made_with_two_thoughts_is_not_recalled_without_its_place():
+    """When in doubt nothing is injected; at its own place it is found all the same."""
+    memory = Memory()
+    memory.answer(USER, said=CALL, thought="T1")
+    memory.answer(asks("other"), said=CALL, thought="T2")
+    plan = memory.plan(asks("continue"), CALL, RESULT)
+    assert (thoughts(plan), plan.history) == ([None], History(missing=1))
+    assert thoughts(memory.plan(USER, CALL, RESULT)) == ["T1"]
+
+
+def test_a_call_without_a_thought_is_a_thought_of_its_own():
+    """Made once with and once without one, it leads nowhere."""
+    memory = Memory()
+    memory.answer(USER, said=CALL, thought="T1")
+    memory.answer(asks("other"), said=CALL, thought="")
+    assert thoughts(memory.plan(asks("continue"), CALL, RESULT)) == [None]
+
+
+def test_a_long_text_is_recalled_without_its_place_and_a_short_one_is_not():
+    """A summary in front of the last turns hides where they stood."""
+    memory = Memory()
+    memory.answer(USER, said=says(LONG), thought="T1")
+    memory.answer(USER, said=says("Two."), thought="T2")
+    assert thoughts(memory.plan(asks("summary"), says(LONG), USER)) == ["T1"]
+    assert thoughts(memory.plan(asks("summary"), says("Two."), USER)) == [None]
+    assert thoughts(memory.plan(asks("summary"), says(LONG.replace("chance", "luck", 1)), USER)) == [None]
+
+
+def test_a_turn_of_another_conversation_is_not_recalled_by_a_weaker_key():
+    """Where both names are known and differ, it is another chat for sure."""
+    memory = Memory()
+    memory.answer(USER, said=CALL, thought="T1", conversation="a")
+    assert thoughts(memory.plan(asks("go on"), CALL, RESULT, conversation="b")) == [None]
+    assert thoughts(memory.plan(asks("go on"), CALL, RESULT, conversation="a")) == ["T1"]
+    assert thoughts(memory.plan(asks("go on"), CALL, RESULT)) == ["T1"]
+
+
+def test_two_merged_turns_get_both_thoughts_in_order():
+    """One message with the calls of two turns."""
+    memory = Memory()
+    memory.answer(USER, said=LS, thought="T-one")
+    memory.answer(USER, LS, result("c1"), said=CAT, thought="T-two")
+    merged = says("", ("c1", "ls", {}), ("c2", "cat", {"f": "a"}))
+    assert thoughts(memory.plan(USER, merged, result("c1"), result("c2"))) == ["T-one\n\nT-two"]
+
+
+def test_a_merged_message_with_a_call_that_nobody_knows_gets_nothing():
+    """Half a thought would be a false one."""
+    memory = Memory()
+    memory.answer(USER, said=LS, thought="T-one")
+    merged = says("", ("c1", "ls", {}), ("c2", "cat", {"f": "a"}))
+    assert thoughts(memory.plan(USER, merged, result("c1"), result("c2"))) == [None]
+
+
+def test_the_calls_of_one_turn_under_another_text_are_not_recalled():
+    """Somebody changed the text."""
+    memory = Memory()
+    two = (("c1", "ls", {}), ("c2", "cat", {"f": "a"}))
+    memory.answer(USER, said=says("I look.", *two), thought="T1")
+    assert thoughts(memory.plan(asks("x"), says("I look.", *two), result("c1"), result("c2"))) == ["T1"]
+    assert thoughts(memory.plan(asks("x"), says("I watch.", *two), result("c1"), result("c2"))) == [None]
+    assert thoughts(memory.plan(asks("x"), says("", *two), result("c1"), result("c2"))) == ["T1"]
+
+
+def test_lost_calls_come_back_with_the_ids_of_their_results():
+    """The text and the results are there: the calls stand between them again, ids as the client writes them."""
+    memory = Memory()
+    arguments = {"path": "/data"}
+    memory.answer(USER, said=says("I look.", ("functions.ls:0", "ls", arguments)), thought="T1")
+    plan = memory.plan(USER, says("I look."), result("functions_ls_0"))
+    assert thoughts(plan) == ["T1"]
+    assert rules(plan) == ["restore", "restore_calls"]
+    calls = json.loads(plan.messages[1].fields["tool_calls"])
+    assert calls == says("", ("functions_ls_0", "ls", arguments))["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [(result("c9"),), (result("c1"), result("c9")), (asks("so?"),), ({"role": "tool", "content": "-"},)],
+)
+def test_lost_calls_stay_lost_where_the_results_are_others(behind):
+    """Without results that fit, the calls would be a guess."""
+    memory = Memory()
+    memory.answer(USER, said=says("I look.", ("c1", "ls", {})), thought="T1")
+    plan = memory.plan(USER, says("I look."), *behind)
+    assert thoughts(plan) == [None]
+    assert "tool_calls" not in plan.messages[1].fields
+
+
+def test_lost_calls_come_back_in_every_turn_of_a_client_that_loses_them():
+    """Later turns are stored as that client tells its history."""
+    memory = Memory()
+    first, second = says("I look.", ("c1", "ls", {})), says("I read.", ("c2", "cat", {}))
+    memory.answer(USER, said=first, thought="T1")
+    memory.answer(USER, says("I look."), result("c1"), said=second, thought="T2")
+    plan = memory.plan(USER, says("I look."), result("c1"), says("I read."), result("c2"))
+    assert thoughts(plan) == ["T1", "T2"]
+    assert [len(json.loads(plan.messages[at].fields["tool_calls"])) for at in (1, 3)] == [1, 1]
+
+
+def test_a_continued_text_gets_the_thought_of_both_of_its_parts():
+    """A front end's "continue" sends the beginning as a trailing message and keeps one message of both."""
+    memory = Memory()
+    memory.answer(USER, said=says("One, two,"), thought="T1")
+    memory.answer(USER, says("One, two,"), said=says(" three."), thought="T2")
+    assert thoughts(memory.plan(USER, says("One, two, three."), USER)) == ["T1\n\nT2"]
+
+
+def test_a_thought_in_the_text_of_an_answer_is_its_thought():
+    """An engine without a parser: the front end shows the block, and sends the text back with or without it."""
+    memory = Memory()
+    memory.answer(USER, said=says("<think>\nI look.\n</think>\n\nTwo."), thought="")
+    assert thoughts(memory.plan(USER, says("Two."), USER)) == ["I look."]
