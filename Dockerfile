@@ -2,7 +2,8 @@
 # docker run -p 8484:8484 --stop-timeout 40 -v reasoning-proxy:/data -v ./config.toml:/data/config.toml:ro reasoning-proxy
 #
 # Beyond loopback the proxy wants a key from its callers: it starts only where the mounted config.toml has a [clients]
-# table. Turns and ledger lie in /data. Running streams get `drain_seconds` (30) at the end, hence --stop-timeout.
+# table. Turns and ledger lie in /data, unless `store.url` names a PostgreSQL database. Running streams get
+# `drain_seconds` (30) at the end, hence --stop-timeout.
 
 FROM python:3.12-slim AS build
 WORKDIR /src

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxy import __version__
+from proxy import __version__, options, store_commands
 from proxy.errors import ConfigError, ProxyError
 
 if TYPE_CHECKING:
@@ -60,16 +60,8 @@ def _refuse_clash() -> None:
     raise ConfigError(CLASH)
 
 
-_config = click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="TOML file; else $REASONING_PROXY_CONFIG, else ./config.toml where it exists.",
-)
-
-
 @main.command()
-@_config
+@options.config
 @click.option("--backend", metavar="URL", help='Serve this backend, under the name "default".')
 @click.option("--engine", help="What runs there; needs --backend.  [default: auto]")
 @click.option("--family", help="The family of its models; needs --backend.  [default: auto]")
@@ -123,7 +115,7 @@ def demo(keep: bool, model: Path | None) -> None:
 
 
 @main.command()
-@_config
+@options.config
 @click.option("--ledger", metavar="URL", help="The store or JSONL file to read.  [default: as the settings say]")
 @click.option("--since", metavar="TIME", help="From this time on: 2026-11-01, 2026-11, today, 7d, 24h.")
 @click.option("--until", metavar="TIME", help="Up to this time; a day or month counts to its end.")
@@ -145,6 +137,9 @@ def report(config: Path | None, ledger: str | None, since: str | None, until: st
     click.echo(Report.from_ledger(ledger, since=since, until=until).render(by, style).removesuffix("\n"))
 
 
+main.add_command(store_commands.store)
+
+
 @main.group()
 def config() -> None:
     """Check or show the settings.
@@ -156,7 +151,7 @@ def config() -> None:
 
 
 @config.command()
-@_config
+@options.config
 def check(config: Path | None) -> None:
     """Say OK and a line for each backend, or name every problem.
 
@@ -175,7 +170,7 @@ def check(config: Path | None) -> None:
 
 
 @config.command()
-@_config
+@options.config
 def show(config: Path | None) -> None:
     """Print the effective settings as TOML, secrets hidden.
 

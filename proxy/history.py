@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
+import msgspec
 from annotated_types import Ge
 
 from proxy import window
-from proxy.jsons import dumps, loads
+from proxy.jsons import dumps, loads, splice
 from proxy.keys import without_blanks
 from proxy.messages import REASONING_FIELDS, History, Json, Message, Plan
 from proxy.normalise import tool_calls
@@ -110,11 +111,12 @@ class _Terms:
 
     def dropped(self, fate: _Fate) -> _Fate:
         """The same without the thought that was put back."""
-        fields = {name: raw for name, raw in fate.message.fields.items() if name != "reasoning_details"}
-        message = replace(fate.message, reasoning=None, fields=fields)
+        message = _with(fate.message, reasoning=None)
+        if "reasoning_details" in message.named:
+            message = _with_fields(message, reasoning_details=None)
         if not self._needs(message):
             return _Fate(message, "dropped", (*fate.rules, "window"))
-        return _Fate(replace(message, reasoning=self._filler), "dropped", (*fate.rules, "window", "filler"))
+        return _Fate(_with(message, reasoning=self._filler), "dropped", (*fate.rules, "window", "filler"))
 
     def _thought(self, at: int, message: Message, known: Recalled | None, rules: tuple[str, ...]) -> _Fate:
         """The client's own thought, else the stored one, else what the family insists on."""
@@ -126,33 +128,42 @@ class _Terms:
         if known is not None and known.reasoning and at >= self._first:
             return _Fate(_thinking(message, known), "restored", (*rules, "restore"))
         if self._needs(message):
-            return _Fate(replace(message, reasoning=self._filler), "filled", (*rules, "filler"))
+            return _Fate(_with(message, reasoning=self._filler), "filled", (*rules, "filler"))
         missing = known is None and at >= self._first
-        return _Fate(replace(message, reasoning=None), "missing" if missing else "", rules)
+        return _Fate(_with(message, reasoning=None), "missing" if missing else "", rules)
 
     def _needs(self, message: Message) -> bool:
         """The backend refuses this message without a thought, and there is a filler to send."""
         return bool(self._filler) and (self._all_required or (self._calls_required and bool(message.calls)))
 
 
+_with = msgspec.structs.replace
+
+
 def _said(message: Message, known: Recalled | None) -> tuple[Message, tuple[str, ...]]:
     """The message with its visible part as the model wrote it: no thought in the text, its blanks, and its calls."""
-    content, fields, rules = message.content, dict(message.fields), []
+    content, rules, changes = message.content, [], {}
     if message.mirrored is not None:
         rules.append("lift")
         thought = message.reasoning or (message.mirrored if message.mirrored.strip() else None)
-        message = replace(message, reasoning=thought)
-    if known is not None and known.exact and known.turn.blanks is not None:
-        content = _with_blanks(content, *known.turn.blanks)
-    if content is not message.content:
-        rules.append("restore")
+        message = _with(message, reasoning=thought)
+    if known is not None and known.blanks is not None:
+        content = _with_blanks(content, *known.blanks)
+        if content is not message.content:
+            rules.append("restore")
     if rules:
-        fields["content"] = dumps(content or "")
+        changes["content"] = dumps(content or "")
     if known is not None and known.calls and not message.calls:
         rules.append("restore_calls")
-        fields["tool_calls"] = known.calls.encode()
-        message = replace(message, calls=tool_calls(loads(fields["tool_calls"])))
-    return (replace(message, fields=fields), tuple(rules)) if rules else (message, ())
+        changes["tool_calls"] = known.calls.encode()
+        message = _with(message, calls=tool_calls(loads(changes["tool_calls"])))
+    return (_with_fields(message, **changes), tuple(rules)) if rules else (message, ())
+
+
+def _with_fields(message: Message, **changes: bytes | None) -> Message:
+    """The message with these raw values in place of its own; None takes a field away."""
+    fields = {name: raw for name, raw in {**message.fields, **changes}.items() if raw is not None}
+    return _with(message, raw=splice(fields), named=tuple(name for name in REASONING_FIELDS if name in fields))
 
 
 def _with_blanks(content: Json, before: str, behind: str) -> Json:
@@ -176,16 +187,16 @@ def _same(own: str, stored: str, *, mirrored: bool) -> bool:
 def _thinking(message: Message, known: Recalled) -> Message:
     """The message with the stored thought, and with the stored details where the client sent none."""
     details = known.turn.details if known.turn.reasoning == known.reasoning else ""
-    if not details or "reasoning_details" in message.fields:
-        return replace(message, reasoning=known.reasoning)
-    fields = {**message.fields, "reasoning_details": details.encode()}
-    return replace(message, reasoning=known.reasoning, fields=fields)
+    if details and "reasoning_details" not in message.named:
+        message = _with_fields(message, reasoning_details=details.encode())
+    return _with(message, reasoning=known.reasoning)
 
 
 def _stripped(message: Message, rules: tuple[str, ...] = ()) -> _Fate:
-    fields = {name: raw for name, raw in message.fields.items() if name not in REASONING_FIELDS}
-    stripped = len(fields) < len(message.fields) or "lift" in rules
-    return _Fate(replace(message, fields=fields, reasoning=None), "", (*rules, "strip") if stripped else rules)
+    if not message.named and "lift" not in rules:
+        return _Fate(message, "", rules)
+    bare = _with_fields(message, **dict.fromkeys(message.named))
+    return _Fate(_with(bare, reasoning=None), "", (*rules, "strip"))
 
 
 def _sizes(fates: Sequence[_Fate]) -> dict[int, int]:

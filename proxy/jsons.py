@@ -7,9 +7,12 @@ brings the other half. msgspec refuses the whole text then.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
+_TABLE = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 JsonError = (msgspec.DecodeError, ValueError, RecursionError)
 """What `loads` raises for a text that is no JSON."""
@@ -31,6 +34,16 @@ def dumps(value: Any) -> bytes:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":")).encode()
+
+
+def table(data: bytes) -> dict[str, bytes]:
+    """The fields of a JSON object, each left as it is written. Raises JsonError, also where it is no object."""
+    return {name: bytes(raw) for name, raw in _TABLE.decode(data).items()}
+
+
+def splice(fields: Mapping[str, bytes]) -> bytes:
+    """A JSON object of fields that are written already."""
+    return b"{" + b",".join(dumps(name) + b":" + raw for name, raw in fields.items()) + b"}"
 
 
 def has_escaped_surrogates(data: bytes) -> bool:

@@ -4,15 +4,15 @@ A turn is found by a salted hash chained message by message over the visible his
 left out: they change from day to day, and between agents that share a history (recorded with opencode and Qwen Code).
 Ids of tool calls are left out: Kimi numbers its calls anew in every chat.
 
-Weaker keys serve where the front of a history was trimmed, merged or summarised: a message by itself, each of its calls
-by itself, and a message that lost its calls but is followed by their results.
+Weaker keys serve where a history was trimmed, merged or summarised: a message with the two before it, a message by
+itself, each of its calls by itself, and a message that lost its calls but is followed by their results.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -22,11 +22,16 @@ from proxy.messages import Json, Message, ToolCall
 LONG_TEXT = 200
 """Characters from which on a text without calls is found by itself; a shorter one is said too often."""
 
+BETWEEN = "\n\n"
+"""Between the thoughts of two turns that a front end made one."""
+
 _NOT_SAID = frozenset({"system", "developer"})
+_NEAR = 2
 _DIGEST = 16
 _EXACT = 2**53
 _JOINTS = ("", "\n", "\n\n")
 """What front ends put between two texts that they make one."""
+_MAYBE_FLOAT = re.compile(r"\d[.eE]")
 _NO_ID = re.compile(r"[^A-Za-z0-9_-]")
 _MOST_OF_ID = 64
 _canonical = msgspec.json.Encoder(order="sorted")
@@ -36,6 +41,8 @@ _canonical = msgspec.json.Encoder(order="sorted")
 class Weaker:
     """Keys of a message that tell less; each counts only if it leads to one thought alone."""
 
+    near: bytes | None = None
+    """The message with the two visible ones before it: what trimming and summarising leave of a history."""
     whole: bytes | None = None
     """The message by itself."""
     calls: tuple[bytes, ...] = ()
@@ -44,7 +51,7 @@ class Weaker:
     """The message where it stands, without its calls but with the ids of their results."""
 
     def __iter__(self) -> Iterator[bytes]:
-        yield from (key for key in (self.whole, *self.calls, self.lost) if key)
+        yield from (key for key in (self.near, self.whole, *self.calls, self.lost) if key)
 
 
 class Chain:
@@ -55,40 +62,49 @@ class Chain:
 
     def __init__(self, messages: Sequence[Message], scope: bytes) -> None:
         self._scope = scope
-        self._state = self._before = _digest(b"", scope)
+        self._messages = messages
         self._last: Message | None = None
+        self._here = self._before = _Place(_digest(b"", scope))
+        self._places: dict[int, tuple[_Said, _Place]] = {}
+        self._weaker: dict[int, Weaker] = {}
         self.keys: dict[int, bytes] = {}
         """Position of an assistant message in the request → its key."""
-        self.weaker: dict[int, Weaker] = {}
-        """The same for its weaker keys."""
         self.system = b""
         """A hash of the system messages."""
         for at, message in enumerate(messages):
             if message.role in _NOT_SAID:
                 self.system = _digest(self.system, _canonical.encode(_content(message.content)))
                 continue
-            self._last, self._before = message, self._state
+            before, self._last = self._here, message
+            self._before = before
             if message.role != "assistant":
-                self._state = _digest(self._before, _said_to_it(message))
+                self._here = before.after(_said_to_it(message))
                 continue
             said = _Said(message.content, message.calls)
-            self._state = self.keys[at] = _digest(self._before, said.data)
-            self.weaker[at] = self._weaker(said, self._before, () if message.calls else _answered(messages, at))
+            self._places[at] = said, before
+            self._here = before.after(said.data)
+            self.keys[at] = self._here.state
 
-    @property
-    def all_weaker(self) -> list[bytes]:
-        """All weaker keys of the history."""
-        return [key for weaker in self.weaker.values() for key in weaker]
+    def weaker(self, at: int) -> Weaker:
+        """The weaker keys of the assistant message at a position."""
+        if at not in self._weaker:
+            said, before = self._places[at]
+            self._weaker[at] = self._keys(said, before, () if said.calls else _answered(self._messages, at))
+        return self._weaker[at]
+
+    def weaker_than(self, found: Container[bytes]) -> list[bytes]:
+        """The weaker keys of all messages whose own key is not found."""
+        return [weaker for at, key in self.keys.items() if key not in found for weaker in self.weaker(at)]
 
     def thought(self, text: str) -> bytes:
-        """A name for a thought, for `Turn.previous`."""
-        return _digest(self._scope, text.encode()) if text else b""
+        """A name for a thought, also for none, for `Turn.previous`."""
+        return _digest(self._scope, text.encode())
 
     def answer(self, text: str, calls: tuple[ToolCall, ...]) -> tuple[bytes, Weaker]:
         """The keys of an answer to this history."""
         said = _Said(text, calls)
         ids = [call.id for call in calls if call.id]
-        return _digest(self._state, said.data), self._weaker(said, self._state, ids if len(ids) == len(calls) else ())
+        return self._here.after(said.data).state, self._keys(said, self._here, ids if len(ids) == len(calls) else ())
 
     def continued(self, text: str, calls: tuple[ToolCall, ...]) -> list[bytes]:
         """Keys of the one message that front ends make of a trailing assistant message and the answer to it."""
@@ -98,18 +114,33 @@ class Chain:
         first = last.content or ""
         texts = [first + text, *(f"{first.strip()}{joint}{text.strip()}" for joint in _JOINTS)]
         said = [_Said(joined, last.calls + calls) for joined in dict.fromkeys(texts)]
-        return list(dict.fromkeys(_digest(self._before, one.data) for one in said))
+        return list(dict.fromkeys(self._before.after(one.data).state for one in said))
 
-    def _weaker(self, said: _Said, before: bytes, ids: Sequence[str]) -> Weaker:
+    def _keys(self, said: _Said, before: _Place, ids: Sequence[str]) -> Weaker:
         """The weaker keys of what was said after `before`; `ids` are those of its results."""
         lone_call = len(said.calls) == 1 and not said.text
         findable = said.calls or len(said.text) >= LONG_TEXT
         lost = ["lost", said.text, sorted(map(plain_id, ids))]
         return Weaker(
+            near=_digest(self._scope, b"".join((*before.last, said.data))) if len(before.last) == _NEAR else None,
             whole=_digest(self._scope, said.data) if findable and not lone_call else None,
             calls=tuple(_digest(self._scope, _canonical.encode(["call", *call])) for call in said.calls),
-            lost=_digest(before, _canonical.encode(lost)) if ids else None,
+            lost=_digest(before.state, _canonical.encode(lost)) if ids else None,
         )
+
+
+class _Place:
+    """A place in a history: the hash of all that was said before it, and the last of that."""
+
+    __slots__ = ("last", "state")
+
+    def __init__(self, state: bytes, last: tuple[bytes, ...] = ()) -> None:
+        self.state = state
+        self.last = last
+
+    def after(self, said: bytes) -> _Place:
+        """The place behind a further message."""
+        return _Place(_digest(self.state, said), (*self.last[1 - _NEAR :], said))
 
 
 class _Said:
@@ -188,7 +219,8 @@ def _is_text(part: Json) -> bool:
 def _arguments(arguments: str) -> Json:
     """Equal in value is equal: clients write argument JSON anew."""
     try:
-        return _numbers(msgspec.json.decode(arguments)) if arguments.strip() else {}
+        value = msgspec.json.decode(arguments) if arguments.strip() else {}
+        return _numbers(value) if _MAYBE_FLOAT.search(arguments) else value
     except (msgspec.DecodeError, RecursionError):
         return without_blanks(arguments)
 

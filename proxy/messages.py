@@ -1,5 +1,7 @@
 """The values that travel through the pipeline. No behaviour beyond reading themselves.
 
+Those of which a request has hundreds are msgspec structs, which are made ten times faster than frozen dataclasses.
+
 Wire bodies are never modelled whole: a request is a table of raw JSON fields in the client's order, so that what nobody
 touches leaves with the bytes that came, and unknown fields go along.
 """
@@ -10,8 +12,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import msgspec
+
 from proxy.errors import ProxyError
 from proxy.families import Family
+from proxy.jsons import table
 
 Json = Any
 """A decoded JSON value."""
@@ -33,8 +38,7 @@ class Call:
     query: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True):
     """A tool call of an assistant message. `arguments` is the JSON text that the model wrote."""
 
     name: str
@@ -42,27 +46,33 @@ class ToolCall:
     id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """One message of a request.
 
-    `raw` is its JSON as it came, `fields` the same as raw values by name, in the client's order. `reasoning` is the
-    thought that goes with it: first what came under any of its names, None where the field is missing, blank or no
-    text; after `history.restore`, what the backend is to read. `mirrored` is a thought that a front end folded into the
-    visible text or its parts, and `content` is without it; None where there is none. `name` is a user's, `call_id` that
-    of the call whose result this is. `size` is in bytes, pictures and the like at a fixed one.
+    `raw` is its JSON, as it came or as it is to go but for the thought. `reasoning` is the thought that goes with it:
+    first what came under any of its names, None where the field is missing, blank or no text; after `history.restore`,
+    what the backend is to read. `named` are the names of thoughts that `raw` has.
+
+    `mirrored` is a thought that a front end folded into the visible text or its parts, and `content` is without it;
+    None where there is none. `name` is a user's, `call_id` that of the call whose result this is. `size` is in bytes,
+    pictures and the like at a fixed one.
     """
 
     raw: bytes
-    fields: Mapping[str, bytes]
     role: str
     content: Json = None
     calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
+    named: tuple[str, ...] = ()
     mirrored: str | None = None
     name: str | None = None
     call_id: str | None = None
     size: int = 0
+
+    @property
+    def fields(self) -> dict[str, bytes]:
+        """The raw values by name, in the client's order. Read anew each time: most messages go as they came."""
+        return table(self.raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +170,7 @@ class Plan:
         return replace(self, decisions=(*self.decisions, Decision(rule, reason)), **changes)
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """A finished assistant turn as the store keeps it.
 
     `key` is the salted hash of the visible history up to and with this turn, `weaker` are hashes that tell less of it
@@ -170,8 +179,9 @@ class Turn:
     those before and after the visible text, None where they cannot be put back. `effort` is what the default chose for
     the conversation: a word, empty where it chose to send none, None where the client chose.
 
-    Where one key has several turns, `previous` (the thought that went upstream on the assistant turn before),
-    `conversation` and `system` (a hash of the system messages) tell them apart. `client` is the configured name.
+    Where one key has several turns, `previous` (a hash of the thought of the assistant turn before, also of none; empty
+    where that is unknown), `conversation` and `system` (a hash of the system messages) tell them apart. `client` is the
+    configured name.
     """
 
     key: bytes

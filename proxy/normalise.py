@@ -13,7 +13,7 @@ import msgspec
 
 from proxy import thinking
 from proxy.errors import InvalidRequest
-from proxy.jsons import has_escaped_surrogates, healed
+from proxy.jsons import has_escaped_surrogates, healed, table
 from proxy.messages import REASONING_FIELDS, Ask, ChatRequest, Json, Message, ToolCall
 
 CAP_FIELDS = ("max_completion_tokens", "max_tokens")
@@ -27,7 +27,6 @@ MOST_LETTERS = 64
 _UNLIMITED = -1
 _PART_BYTES = 4_000
 """A picture's or a file's part in a prompt: about a thousand tokens."""
-_TABLE = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -57,12 +56,11 @@ def read(body: bytes) -> ChatRequest:
 
 def _fields(body: bytes) -> dict[str, bytes]:
     try:
-        table = _TABLE.decode(_without_half_pairs(body))
+        return table(_without_half_pairs(body))
     except msgspec.ValidationError:
         raise InvalidRequest("the body must be a JSON object with `model` and `messages`") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-    return {name: bytes(raw) for name, raw in table.items()}
 
 
 def _without_half_pairs(body: bytes) -> bytes:
@@ -107,7 +105,7 @@ def _table(fields: Mapping[str, bytes], name: str) -> dict[str, bytes]:
     """A field that is an object, with its own values left raw."""
     if _plain_table(fields, name) is None:
         return {}
-    return {key: bytes(raw) for key, raw in _TABLE.decode(fields[name]).items()}
+    return table(fields[name])
 
 
 def _cap(fields: Mapping[str, bytes]) -> tuple[str | None, int | None]:
@@ -137,28 +135,42 @@ def _messages(fields: Mapping[str, bytes]) -> tuple[Message, ...]:
     return tuple(_message(bytes(row), at) for at, row in enumerate(rows))
 
 
+class _Row(msgspec.Struct):
+    role: Any = None
+    content: Any = None
+    tool_calls: Any = None
+    name: Any = None
+    tool_call_id: Any = None
+    reasoning_content: Any = msgspec.UNSET
+    reasoning: Any = msgspec.UNSET
+    reasoning_details: Any = msgspec.UNSET
+
+
+_ROW = msgspec.json.Decoder(_Row)
+
+
 def _message(raw: bytes, at: int) -> Message:
+    place = f"messages.{at}"
     try:
-        fields = {name: bytes(part) for name, part in _TABLE.decode(raw).items()}
-    except msgspec.DecodeError:
-        place = f"messages.{at}"
+        row = _ROW.decode(raw)
+    except msgspec.ValidationError:
         raise InvalidRequest(f"messages[{at}] must be an object with `role` and `content`", param=place) from None
-    role = _decoded(fields, "role")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"messages[{at}] cannot be read: {error}", param=place) from None
+    role, content = row.role, row.content
     if not isinstance(role, str) or not role:
-        raise InvalidRequest(
-            f"messages[{at}].role must be a text such as user or assistant, not {_shown(role)}",
-            param=f"messages.{at}.role",
-        )
-    content = _decoded(fields, "content")
+        takes = "must be a text such as user or assistant"
+        raise InvalidRequest(f"messages[{at}].role {takes}, not {_shown(role)}", param=f"{place}.role")
     size = _size(raw, content)
     if role != "assistant":
-        name = _text(fields, "name") if role == "user" else None
-        call_id = _text(fields, "tool_call_id") if role == "tool" else None
-        return Message(raw, fields, role, content, name=name, call_id=call_id, size=size)
+        name = _text(row.name) if role == "user" else None
+        call_id = _text(row.tool_call_id) if role == "tool" else None
+        return Message(raw, role, content, name=name, call_id=call_id, size=size)
     mirrored, content = _unfolded(content)
-    calls = tool_calls(_decoded(fields, "tool_calls"))
-    reasoning = reasoning_of({name: _decoded(fields, name) for name in REASONING_FIELDS if name in fields})
-    return Message(raw, fields, role, content, calls=calls, reasoning=reasoning, mirrored=mirrored, size=size)
+    named = tuple(name for name in REASONING_FIELDS if getattr(row, name) is not msgspec.UNSET)
+    reasoning = reasoning_of({name: getattr(row, name) for name in named}) if named else None
+    calls = tool_calls(row.tool_calls)
+    return Message(raw, role, content, calls=calls, reasoning=reasoning, named=named, mirrored=mirrored, size=size)
 
 
 def _size(raw: bytes, content: Json) -> int:
@@ -173,8 +185,7 @@ def _is(part: Json, kind: str) -> bool:
     return isinstance(part, dict) and part.get("type") == kind and isinstance(part.get(kind), str)
 
 
-def _text(fields: Mapping[str, bytes], name: str) -> str | None:
-    value = _decoded(fields, name) if name in fields else None
+def _text(value: Json) -> str | None:
     return value if isinstance(value, str) and value else None
 
 

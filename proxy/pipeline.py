@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,7 +17,7 @@ from proxy import config, families, headers, history, keys, normalise, policy, r
 from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
 from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping, UpstreamError, UpstreamTimeout
-from proxy.messages import Call, Plan, Reply
+from proxy.messages import Call, Found, Plan, Reply
 from proxy.recall import Recalled, Recaller
 from proxy.record import Record
 from proxy.store import Store, open_store
@@ -115,7 +116,7 @@ class Pipeline:
         route = await self.backends.route(request.model)
         scope = keys.scope(self.store.salt, caller.credential, caller.end_user, route.family.name)
         chain = keys.Chain(request.messages, scope)
-        found = await self.store.find(list(chain.keys.values()), chain.all_weaker)
+        found = await self._found(chain)
         known = Recaller(chain, request.messages, found, caller.conversation).all()
 
         facts = route.backend.facts(route.upstream_model, route.family, history.conversation_effort(known))
@@ -144,6 +145,12 @@ class Pipeline:
         event = await relay.whole(answer, dialect, shaper, record)
         more = headers.of_answer(record.entry.outcome, record.cost())
         return Reply(answer.status, [*told, relay.JSON, *more], view.whole(event))
+
+    async def _found(self, chain: keys.Chain) -> Found:
+        """What the store knows of a history: one query, and one more for what is not found where it stands."""
+        found = await self.store.find(list(chain.keys.values()))
+        weaker = chain.weaker_than(found.exact)
+        return replace(found, sole=(await self.store.find((), weaker)).sole) if weaker else found
 
     def _planned(self, plan: Plan, known: Mapping[int, Recalled], *, bare: bool = False) -> Plan:
         """What goes to the backend; with `bare`, without the thoughts that are not the client's own."""

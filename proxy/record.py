@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from proxy import prices, recall, tokens, window
+from proxy import prices, tokens, window
 from proxy.backends import Route
 from proxy.callers import Caller, keys_in
 from proxy.errors import ProxyError, RequestError, UpstreamError, UpstreamUnreachable
@@ -18,6 +18,7 @@ from proxy.jsons import dumps
 from proxy.keys import Chain
 from proxy.messages import Call, Entry, Event, Plan, Usage
 from proxy.recall import Recalled
+from proxy.remember import Answer, Rememberer
 from proxy.store import Store
 
 log = logging.getLogger(__name__)
@@ -154,15 +155,16 @@ class Record:
         if plan is None or chain is None:
             return
         effort = (plan.effort or "") if plan.effort_reason in _CHOSEN_BY_DEFAULT and plan.kind == "chat" else None
+        rememberer = Rememberer(chain, plan.request.messages, plan.messages, self._known)
+        turns = list(rememberer.settled())
         for choice, reasoning, text in self.fold.answers():
-            if not choice.shows:
-                continue
-            details = dumps(choice.details).decode() if choice.details else ""
-            answer = recall.Answer(text, choice.tool_calls, reasoning, details)
-            for turn in recall.turns(chain, plan.messages, self._known, answer):
-                whose = replace(turn, effort=effort, client=entry.client, conversation=entry.conversation)
-                self._store.put_turn(whose)
-                self._kept = True
+            if choice.shows:
+                details = dumps(choice.details).decode() if choice.details else ""
+                whose = (effort, entry.client, entry.conversation)
+                turns += rememberer.answered(Answer(text, choice.tool_calls, reasoning, details, *whose))
+        for turn in turns:
+            self._store.put_turn(turn)
+        self._kept = bool(turns)
 
     def _speeds(self, usage: Usage) -> None:
         """The engine's own figures, else the stream's pace from the first token to the last."""

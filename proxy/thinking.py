@@ -33,6 +33,7 @@ _DETAILS = ("<details", "</details>")
 _SUMMARY = ("<summary>", "</summary>")
 _TYPES = ('type="reasoning"', "type='reasoning'")
 
+_BEGINNINGS = frozenset(opener[0] for opener, _ in (*TAGS, _DETAILS))
 _VISIBLE = re.compile(r"\S")
 _QUOTE = re.compile(r"^> ?", re.MULTILINE)
 _QUOTES = re.compile(r"\A[\s>]+")
@@ -48,6 +49,8 @@ def lifted(text: str) -> tuple[str, str] | None:
     """
     thoughts: list[str] = []
     start = at = _visible(text, 0)
+    if text[at : at + 1] not in _BEGINNINGS:  # almost always
+        return None
     while (block := _block(text, at)) is not None:
         thought, end = block
         if thought and not thought.isspace():

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
-from proxy import history, keys, normalise, recall
+from proxy import history, keys, normalise
 from proxy.families import load
 from proxy.history import Restoring
 from proxy.keys import Chain
 from proxy.messages import ChatRequest, Facts, Found, Plan, ToolCall, Turn
+from proxy.recall import Recaller
+from proxy.remember import Answer, Rememberer
 
 FAMILIES = load()
 SCOPE = keys.scope(b"salt", "key", None, "kimi-k3")
@@ -67,7 +68,7 @@ class Memory:
             exact[turn.key] = [old for old in exact.get(turn.key, []) if old.reasoning != turn.reasoning] + [turn]
             for key in turn.weaker:
                 sole.setdefault(key, []).append(turn)
-        wanted = set(chain.all_weaker)
+        wanted = set(chain.weaker_than(exact))
         return Found(
             {key: exact[key] for key in chain.keys.values() if key in exact},
             {k: v[-1] for k, v in sole.items() if k in wanted and len({turn.reasoning for turn in v}) == 1},
@@ -79,7 +80,7 @@ class Memory:
         """The plan after restoring."""
         asked = request(*messages, **fields)
         self.chain = Chain(asked.messages, SCOPE)
-        self.known = recall.Recaller(self.chain, asked.messages, self.find(self.chain), conversation).all()
+        self.known = Recaller(self.chain, asked.messages, self.find(self.chain), conversation).all()
         plan = Plan(asked, self.facts, asked.messages)
         return history.restore(plan, self.known, self.settings, answer=1000, bare=bare)
 
@@ -98,9 +99,9 @@ class Memory:
             ToolCall(call["function"]["name"], call["function"]["arguments"], call.get("id"))
             for call in said.get("tool_calls", [])
         )
-        answer = recall.Answer(said["content"] or "", calls, thought, details)
-        for turn in recall.turns(self.chain, plan.messages, self.known, answer):
-            self.turns.append(replace(turn, conversation=conversation, effort=effort))
+        rememberer = Rememberer(self.chain, plan.request.messages, plan.messages, self.known)
+        answer = Answer(said["content"] or "", calls, thought, details, effort, None, conversation)
+        self.turns += [*rememberer.settled(), *rememberer.answered(answer)]
         return plan
 
 

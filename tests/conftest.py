@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from postgres import postgres_server, postgres_url
+
+__all__ = ["postgres_server", "postgres_url"]  # fixtures of every test that names them
 
 
 @pytest.fixture(autouse=True)

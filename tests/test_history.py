@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,7 +109,7 @@ def test_the_effort_of_a_conversation_is_that_of_its_latest_known_turn():
     memory.answer(*FOUR[:3], said=CALL, thought="T3")
     memory.plan(*FOUR)
     assert conversation_effort(memory.known) == "low"
-    memory.turns[-1] = replace(memory.turns[-1], effort="")
+    memory.turns[-1] = msgspec.structs.replace(memory.turns[-1], effort="")
     memory.plan(*FOUR)
     assert conversation_effort(memory.known) == ""
     assert conversation_effort({}) is None

@@ -170,3 +170,34 @@ def test_a_thought_in_the_text_of_an_answer_is_its_thought():
     memory = Memory()
     memory.answer(USER, said=says("<think>\nI look.\n</think>\n\nTwo."), thought="")
     assert thoughts(memory.plan(USER, says("Two."), USER)) == ["I look."]
+
+
+def test_what_a_weaker_key_led_to_keeps_its_place():
+    """The prompt's beginning does not change when another chat makes the key lead to a second thought."""
+    memory = Memory()
+    memory.answer(USER, said=CALL, thought="T1")
+    trimmed = (asks("summary"), CALL, RESULT)
+    memory.answer(*trimmed, said=says("Two."), thought="T2")
+    memory.answer(asks("other"), said=CALL, thought="T3")
+    assert thoughts(memory.plan(*trimmed, says("Two."), USER)) == ["T1", "T2"]
+    assert thoughts(memory.plan(asks("another summary"), CALL, RESULT)) == [None]
+
+
+def test_lost_calls_keep_their_place_too():
+    """The same words and ids with other arguments do not take them away again."""
+    memory = Memory()
+    memory.answer(USER, said=says("I look.", ("f:0", "ls", {"a": 1})), thought="T1")
+    memory.answer(USER, says("I look."), result("f:0"), said=says("Two."), thought="T2")
+    memory.answer(USER, said=says("I look.", ("f:0", "ls", {"a": 2})), thought="T3")
+    plan = memory.plan(USER, says("I look."), result("f:0"), says("Two."), USER)
+    assert thoughts(plan) == ["T1", "T2"]
+    assert '{\\"a\\": 1}' in plan.messages[1].raw.decode()
+
+
+def test_a_turn_is_not_recalled_for_two_messages():
+    """One of them is another turn, which nobody knows."""
+    memory = Memory()
+    memory.answer(USER, CALL, RESULT, asks("again"), said=CALL, thought="T1")
+    plan = memory.plan(USER, CALL, RESULT, asks("again"), CALL, RESULT)
+    assert thoughts(plan) == [None, "T1"]
+    assert thoughts(memory.plan(asks("cut"), CALL, RESULT, asks("cut"), CALL, RESULT)) == [None, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -47,7 +48,7 @@ def stream(*deltas: dict[str, Any], of: Shaper, shown: Shown = "reasoning_conten
 def pieces(text: str, cuts: list[int], name: str = "content") -> list[dict[str, str]]:
     """The text in deltas, cut at these places."""
     places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    return [{name: text[a:b]} for a, b in zip(places, places[1:], strict=False)]
+    return [{name: text[a:b]} for a, b in itertools.pairwise(places)]
 
 
 CUTS = st.lists(st.integers(0, 60), max_size=8)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -20,16 +22,17 @@ from typing import Any, get_type_hints
 import pytest
 
 from proxy.errors import ConfigError
-from proxy.messages import Entry, Turn
+from proxy.messages import Entry, Found, Turn
 from proxy.places import sqlite_path
-from proxy.store import Store, open_store
+from proxy.store import Store, open_store, open_upkeep
+from proxy.store.found import Uses
 from proxy.store.schema import MIGRATIONS
 from proxy.store.sqlite import SqliteStore
 from proxy.store.writer import Writer
 
 CHILD = """
 import sys, time
-from proxy.messages import Entry, Turn
+from proxy.messages import Entry, Found, Turn
 from proxy.store import open_store
 store = open_store("sqlite:///" + sys.argv[1], sys.argv[2])
 """
@@ -78,6 +81,11 @@ def key(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
+def only(*turns: Turn) -> Found:
+    """What is found where each key has one turn."""
+    return Found({turn.key: [turn] for turn in turns})
+
+
 def full_entry(number: int = 1) -> Entry:
     """A row in which every field has a value."""
     entry = Entry()
@@ -116,7 +124,7 @@ async def test_a_reopened_store_finds_the_turn(path: Path) -> None:
         for turn in turns:
             store.put_turn(turn)
     with closing(opened(path)) as store:
-        assert await store.find([key(4), *(turn.key for turn in turns)]) == {turn.key: turn for turn in turns}
+        assert await store.find([key(4), *(turn.key for turn in turns)]) == only(*turns)
         assert store.salt == salt
         assert len(salt) == 32
 
@@ -128,51 +136,42 @@ def test_each_store_has_its_own_salt(tmp_path: Path) -> None:
 
 
 async def test_a_turn_is_found_before_it_is_written(path: Path, connections: list[sqlite3.Connection]) -> None:
-    """While another process holds the file the turn is found, without a query."""
+    """While another process holds the file the turn is found; where nothing is asked, there is no query."""
     with closing(opened(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         statements: list[str] = []
         connections[1].set_trace_callback(statements.append)
         store.put_turn(Turn(key(1), "thought"))
-        assert await store.find([key(1), key(1)]) == {key(1): Turn(key(1), "thought")}
-        assert await store.find([]) == {}
-        assert statements == []
+        assert await store.find([key(1), key(1)]) == only(Turn(key(1), "thought"))
+        assert await store.find([]) == Found()
+        assert len(statements) == 1
         other.execute("ROLLBACK")
         assert store.flush()
-        assert await store.find([key(1)]) == {key(1): Turn(key(1), "thought")}
-        assert len(statements) == 1
+        assert await store.find([key(1)]) == only(Turn(key(1), "thought"))
+        assert len(statements) == 2
 
 
 async def test_a_thousand_keys_are_one_query(path: Path, connections: list[sqlite3.Connection]) -> None:
-    """Known, unknown and repeated keys are asked for together."""
+    """Known, unknown and repeated keys are asked for together, with the weaker ones and all texts."""
     with closing(opened(path)) as store:
         for number in range(0, 1000, 2):
-            store.put_turn(Turn(key(number), f"thought {number}"))
+            store.put_turn(Turn(key(number), f"thought {number}", calls="[]", weaker=(key(number + 1),)))
         store.flush()
         statements: list[str] = []
         connections[1].set_trace_callback(statements.append)
-        found = await store.find([key(number) for number in [*range(1000), 2, 4]])
+        numbers = [*range(1000), 2, 4]
+        found = await store.find([key(number) for number in numbers], [key(number + 1) for number in numbers])
         assert len(statements) == 1
-        assert found == {key(number): Turn(key(number), f"thought {number}") for number in range(0, 1000, 2)}
+        turns = [Turn(key(number), f"thought {number}", calls="[]") for number in range(0, 1000, 2)]
+        assert found.exact == only(*turns).exact
+        assert list(found.sole.values()) == turns
 
 
 async def test_more_keys_than_sqlite_takes_are_found(store: Store) -> None:
     """Above SQLite's limit of variables the keys are asked for in parts."""
     store.put_turn(Turn(key(69_999), "thought"))
     store.flush()
-    assert list(await store.find([key(number) for number in range(70_000)])) == [key(69_999)]
-
-
-async def test_the_newer_text_of_a_key_wins(store: Store, path: Path) -> None:
-    """A regenerated answer with the same visible text replaces the first: in memory, in one batch, and on disk."""
-    for text in ("first", "second"):
-        store.put_turn(Turn(key(1), text))
-    assert (await store.find([key(1)]))[key(1)].reasoning == "second"
-    store.flush()
-    store.put_turn(Turn(key(1), "third", "low"))
-    store.flush()
-    assert await store.find([key(1)]) == {key(1): Turn(key(1), "third", "low")}
-    assert sql(path, "SELECT count(*) FROM turns") == [(1,)]
+    assert list((await store.find([key(number) for number in range(70_000)])).exact) == [key(69_999)]
 
 
 async def test_a_store_that_cannot_be_read_finds_what_is_in_memory(
@@ -187,12 +186,96 @@ async def test_a_store_that_cannot_be_read_finds_what_is_in_memory(
 
     with monkeypatch.context() as patch:
         patch.setattr("proxy.store.sqlite._File.find", broken)
-        assert await store.find([key(1)]) == {}
-        assert await store.find([key(1)]) == {}
+        assert await store.find([key(1)]) == Found()
+        assert await store.find([key(1)]) == Found()
         assert not store.healthy()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert await store.find([key(1)]) == {key(1): Turn(key(1), "thought")}
+    assert await store.find([key(1)]) == only(Turn(key(1), "thought"))
     assert store.healthy()
+
+
+def prose(size: int) -> str:
+    """Sentences of our own documents, shuffled."""
+    text = " ".join(file.read_text() for file in sorted((Path(__file__).parent.parent / "docs").glob("*.md")))
+    sentences = re.findall(r"[A-Z`][^.|]{40,300}\.", text)
+    picked = random.Random(size)  # noqa: S311 - no secret
+    return " ".join(picked.choice(sentences) for _ in range(size // 40))[:size]
+
+
+def test_thoughts_take_less_room_than_their_texts(path: Path) -> None:
+    """Each is kept once, and compressed."""
+    texts = [f"{number} {prose(5_000 + number)}" for number in range(200)]
+    with closing(opened(path)) as store:
+        for number, text in enumerate(texts):
+            store.put_turn(Turn(key(number), text, weaker=(key(1000 + number),)))
+            store.put_turn(Turn(key(500 + number), text))
+    assert sql(path, "SELECT count(*), sum(uses) FROM texts") == [(200, 400)]
+    assert path.stat().st_size < sum(map(len, texts))
+
+
+async def test_a_damaged_text_costs_its_own_turns(
+    path: Path, caplog: pytest.LogCaptureFixture, connections: list[sqlite3.Connection]
+) -> None:
+    """They are not found, and a weaker key to one leads nowhere; the others are there."""
+    with closing(opened(path)) as store:
+        store.put_turn(Turn(key(1), "a" * 500, weaker=(key(11),)))
+        store.put_turn(Turn(key(1), "b" * 500))
+        store.put_turn(Turn(key(2), "", calls="c" * 500))
+        store.put_turn(Turn(key(3), "gone"))
+        assert store.flush()
+        connections[0].execute("UPDATE texts SET data = x'00' WHERE id IN (1, 3)")
+        connections[0].execute("DELETE FROM texts WHERE id = 4")
+        found = await store.find([key(1), key(2), key(3)], [key(11)])
+        assert found == only(Turn(key(1), "b" * 500))
+        assert caplog.text.count("is damaged") == 2
+        assert store.healthy()
+
+
+async def test_the_tables_of_the_first_version_are_brought_up_to_date(path: Path) -> None:
+    """Turns move with their times, and nothing is left where they were; the ledger and the salt stay."""
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in MIGRATIONS[0]:
+            connection.execute(statement)
+        connection.execute("PRAGMA user_version = 1")
+        rows = [(key(1), "first marker", "low", 1_700_000_000), (key(2), "x" * 9000, None, 1_700_000_001)]
+        rows += [(key(3), "first marker", "", 1_700_000_002), (key(4), "", None, 1_700_000_003)]
+        connection.executemany("INSERT INTO turns VALUES (?, ?, ?, ?)", rows)
+        connection.execute("INSERT INTO requests (request_id, decisions, flags) VALUES ('r', '', '')")
+        connection.commit()
+        ((salt,),) = connection.execute("SELECT value FROM meta WHERE name = 'salt'")
+    with closing(opened(path)) as store:
+        found = await store.find([key(number) for number in range(5)])
+        assert found == only(*(Turn(row[0], row[1], row[2], blanks=None) for row in rows))
+        assert store.salt == salt
+        assert [row["request_id"] for row in store.entries()] == ["r"]
+    assert sql(path, "SELECT created FROM turns ORDER BY id") == [(row[3],) for row in rows]
+    assert len(path.read_bytes().split(b"first marker")) == 2  # noqa: ASYNC240 - nothing else runs here
+    assert sql(path, "PRAGMA integrity_check") == [("ok",)]
+    with open_upkeep(f"sqlite:///{path}") as upkeep, upkeep.writing() as stored:
+        assert stored.bytes() == stored.recount()
+    names = {name for (name,) in sql(path, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert names == {"meta", "speeds", "requests", "texts", "turns", "weaker", "totals"}
+
+
+def test_a_migration_that_breaks_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start finds the file as it was."""
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in MIGRATIONS[0]:
+            connection.execute(statement)
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute("INSERT INTO turns VALUES (x'00', 'thought', NULL, 1)")
+        connection.commit()
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("proxy.store.schema.pack", full)
+        with pytest.raises(ConfigError, match="full"):
+            opened(path)
+    assert sql(path, "PRAGMA user_version") == [(1,)]
+    assert sql(path, "SELECT reasoning FROM turns") == [("thought",)]
+    opened(path).close()
 
 
 # Rows
@@ -279,7 +362,7 @@ def test_slow_counting_holds_up_no_turn(store: Store, path: Path) -> None:
     store.put_turn(Turn(key(1), "thought"))
     until(lambda: bool(sql(path, "SELECT 1 FROM requests")))
     assert sql(path, "SELECT request_id FROM requests") == [("slow",)]
-    assert sql(path, "SELECT reasoning FROM turns") == [("thought",)]
+    assert sql(path, "SELECT data FROM texts") == [(b"thought",)]
     done.set()
     assert [row["request_id"] for row in store.entries()] == ["slow", "stuck"]
 
@@ -402,7 +485,7 @@ async def test_threads_write_at_once(path: Path, tmp_path: Path) -> None:
             thread.join()
         ids = [row["request_id"] for row in store.entries()]
         assert sorted(ids) == sorted(f"{worker}-{number}" for worker in range(8) for number in range(200))
-        assert len(await store.find([key(number) for number in range(1600)])) == 1600
+        assert len((await store.find([key(number) for number in range(1600)])).exact) == 1600
         lines = (tmp_path / "ledger.jsonl").read_bytes().splitlines()
         assert [json.loads(line)["request_id"] for line in lines] == ids
 
@@ -474,11 +557,12 @@ async def test_a_full_disk_raises_nothing_and_heals(
     with closing(opened(path)) as store:
         pages = connections[0].execute("PRAGMA page_count").fetchone()[0]
         connections[0].execute(f"PRAGMA max_page_count = {pages}")
-        store.put_turn(Turn(key(1), "thought" * 10_000))
+        turn = Turn(key(1), os.urandom(50_000).hex())
+        store.put_turn(turn)
         store.put_entry(full_entry())
         assert not store.flush(0.3)
         assert not store.healthy()
-        assert await store.find([key(1)]) == {key(1): Turn(key(1), "thought" * 10_000)}
+        assert await store.find([key(1)]) == only(turn)
         assert "full" in caplog.text
         connections[0].execute("PRAGMA max_page_count = 1000000")
         assert store.flush()
@@ -509,6 +593,13 @@ class Sink:
         if self.broken:
             raise OSError("no space left")
         self.written += entries
+
+    def write_uses(self, uses: Uses) -> None:
+        """Nobody finds anything here."""
+
+    def tidy(self) -> bool:
+        """Nothing is too much."""
+        return False
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -546,8 +637,8 @@ def test_a_full_queue_on_a_dead_disk_loses_the_oldest_and_says_so(caplog: pytest
     for number in range(1, 30):
         writer.put(Turn(key(number), "") if number % 2 else Entry(request_id=f"{number}"))
     assert time.monotonic() - started < 0.5
-    assert key(29) in writer.find([key(29)])
-    assert not writer.find([key(1)])
+    assert key(29) in writer.find([key(29)]).exact
+    assert not writer.find([key(1)]).exact
     lost = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
     assert f"the turn {key(1).hex()}" in lost[0] or "the ledger row of 0" in lost[0]
     sink.broken = False
@@ -592,7 +683,7 @@ async def test_closing_twice_is_once_and_later_puts_are_logged(path: Path, caplo
     store.close()
     store.close()
     store.put_entry(Entry(request_id="late"))
-    assert await store.find([key(1)]) == {}
+    assert await store.find([key(1)]) == Found()
     assert store.flush()
     assert not store.healthy()
     assert "the ledger row of late came after the store was closed" in caplog.text
@@ -669,7 +760,7 @@ async def test_memory_leaves_nothing_on_disk(tmp_path: Path, monkeypatch: pytest
         store.put_turn(Turn(key(1), "thought"))
         store.put_entry(Entry(backend="b", upstream_model="m", decode_tokens_per_second=2.0))
         assert store.flush()
-        assert await store.find([key(1), key(2)]) == {key(1): Turn(key(1), "thought")}
+        assert await store.find([key(1), key(2)]) == only(Turn(key(1), "thought"))
         assert len(store.entries()) == 1
         assert store.recent_speeds() == {("b", "m"): 2.0}
         assert store.healthy()

@@ -383,7 +383,7 @@ def test_a_details_block_needs_no_summary():
 
 
 def details(thought, escape=html.escape):
-    """The block that Open WebUI 0.6 to 0.12 makes of a thought (older ones without the escape)."""
+    """The block that Open WebUI makes of a thought (old versions without the escape)."""
     lines = [line if line.startswith(">") else f"> {line}" for line in thought.strip().splitlines()]
     quote = escape("\n".join(lines))
     head = '<details type="reasoning" done="true" duration="3">\n<summary>Thought for 3 seconds</summary>'

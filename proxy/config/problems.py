@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from proxy.config.tables import hide_in_bad_url, hide_password
+from proxy.places import hide_in_bad_url, hide_password
 
 Place = tuple[str | int, ...]
 Problems = dict[Place, str]

@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from proxy.config.problems import dotted, quoted
-from proxy.config.tables import Settings, hide_password
+from proxy.config.tables import Settings
+from proxy.places import hide_password
 
 HIDDEN = "***"
 

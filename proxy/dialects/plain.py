@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from proxy import jsons
 from proxy.errors import UpstreamError
-from proxy.jsons import JsonError, dumps, loads
+from proxy.jsons import JsonError, dumps, loads, splice
 from proxy.messages import REASONING_FIELDS, Event, Facts, Json, Message, Part, Plan, Usage, count_of
 from proxy.normalise import CAP_FIELDS, details_text
 
@@ -46,7 +47,6 @@ class _Chunk(msgspec.Struct):
 
 
 _CHUNK = msgspec.json.Decoder(_Chunk)
-_TABLE = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Dialect:
@@ -95,6 +95,9 @@ class Dialect:
         """
         if message.role != "assistant":
             return message.raw
+        if not message.named and (message.content is not None or message.calls):
+            thought = message.reasoning
+            return message.raw if thought is None else _with_field(message.raw, self.reasoning_field, thought)
         fields: Fields = {}
         for name, raw in message.fields.items():
             if name not in REASONING_FIELDS or name in self.keeps:
@@ -227,15 +230,15 @@ def _first(*values: Json) -> int | None:
     return next((number for value in values if (number := count_of(value)) is not None), None)
 
 
-def splice(fields: Mapping[str, bytes]) -> bytes:
-    """An object of raw values as JSON."""
-    return b"{" + b",".join(dumps(name) + b":" + raw for name, raw in fields.items()) + b"}"
+def _with_field(raw: bytes, name: str, value: str) -> bytes:
+    """An object that has other fields, with one more at its end."""
+    return b'%b,"%b":%b}' % (raw.rstrip()[:-1].rstrip(), name.encode(), dumps(value))
 
 
 def merge(fields: Fields, table: str, key: str, value: Json) -> None:
     """Set one key of a field that is an object, leaving its others as they came."""
     raw = fields.get(table, b"null")
-    inner = {} if raw.strip() == b"null" else {name: bytes(part) for name, part in _TABLE.decode(raw).items()}
+    inner = {} if raw.strip() == b"null" else jsons.table(raw)
     inner[key] = dumps(value)
     fields[table] = splice(inner)
 
@@ -244,7 +247,7 @@ def forget(fields: Fields, where: str) -> None:
     """Remove the field at `name` or `name.key`, and an object that is empty then."""
     name, _, key = where.partition(".")
     if key:
-        inner = {part: bytes(raw) for part, raw in _TABLE.decode(fields[name]).items() if part != key}
+        inner = {part: raw for part, raw in jsons.table(fields[name]).items() if part != key}
         if inner:
             fields[name] = splice(inner)
             return

@@ -9,16 +9,21 @@ writes. What was put is found at once and is on disk within a second.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from proxy.messages import Entry, Turn
-from proxy.places import sqlite_path
+from proxy.errors import ConfigError, NotFound
+from proxy.messages import Entry, Found, Turn
+from proxy.places import is_postgres, sqlite_path
+from proxy.store.limits import Limits
 from proxy.store.lines import Lines
 from proxy.store.sqlite import SqliteStore
+from proxy.store.sqlite_upkeep import SqliteUpkeep
+from proxy.store.upkeep import Upkeep
 
-__all__ = ["Store", "open_store"]
+__all__ = ["Store", "Upkeep", "open_store", "open_upkeep"]
 
 
 class Store(Protocol):
@@ -28,14 +33,23 @@ class Store(Protocol):
     def salt(self) -> bytes:
         """32 random bytes, made once and kept in the store: keys and users appear only as hashes salted with it."""
 
-    async def find(self, keys: Sequence[bytes]) -> dict[bytes, Turn]:
-        """The known ones among `keys`. One query for all, none where all are still in memory.
+    @property
+    def shared(self) -> bool:
+        """Other processes are expected to ask for the turns of this one: they should be written before `[DONE]`."""
 
-        A store that cannot be read is logged and makes `healthy` false: a lost thought is no reason to fail a request.
+    async def find(self, keys: Sequence[bytes], weaker: Sequence[bytes] = ()) -> Found:
+        """What is known of `keys` and of `weaker` ones. One query for all.
+
+        Turns come without their weaker keys. A turn that is found counts as used. A store that cannot be read is logged
+        and makes `healthy` false: a lost thought is no reason to fail a request.
         """
 
     def put_turn(self, turn: Turn) -> None:
-        """Keep a turn. The newer text of a key wins: the same visible answer was generated anew."""
+        """Keep a turn, as the newest of its key. A turn with the same key and thought replaces the one before.
+
+        Each of its weaker keys leads to it, unless the key leads to another thought already: from then on, and for as
+        long as the store remembers it, that key leads nowhere.
+        """
 
     def put_entry(self, entry: Entry, complete: Callable[[Entry], None] | None = None) -> None:
         """Append a ledger row, which nobody changes any more but `complete`.
@@ -65,12 +79,35 @@ class Store(Protocol):
         """Flush and end the thread. What comes later is logged as lost. Closing again does nothing."""
 
 
-def open_store(url: str, ledger_jsonl: str = "") -> Store:
+def open_store(url: str, ledger_jsonl: str = "", *, max_age_days: int = 0, max_mb: int = 0) -> Store:
     """The store at `url`; with `ledger_jsonl` each ledger row is also appended to that file, as a line of JSON.
 
     Raises ConfigError for an unknown URL, a file that cannot be opened or written, is damaged, or is newer than this
-    version. A file that was there before is never removed, and keeps its mode; a new one gets 0600.
+    version, and for a PostgreSQL server that cannot be reached or used. A file that was there before is never removed,
+    and keeps its mode; a new one gets 0600.
     """
     path = sqlite_path(url)
     lines = Lines(Path(ledger_jsonl).expanduser()) if ledger_jsonl else None
-    return SqliteStore(path, lines)
+    limits = Limits(max_age_days, max_mb)
+    if is_postgres(url):
+        from proxy.store.postgres import PostgresStore  # noqa: PLC0415 - psycopg may not be installed
+
+        return PostgresStore(url, lines, limits)
+    return SqliteStore(path, lines, limits)
+
+
+def open_upkeep(url: str, *, writes: bool = True, now: Callable[[], float] = time.time) -> Upkeep:
+    """The upkeep of the store at `url`, which is never made by this. Without `writes` it can only be read.
+
+    Raises NotFound where there is no store yet, ConfigError for `memory` and for a URL or file that is none.
+    """
+    if is_postgres(url):
+        from proxy.store.postgres_upkeep import PostgresUpkeep  # noqa: PLC0415 - psycopg may not be installed
+
+        return PostgresUpkeep(url, now)
+    path = sqlite_path(url)
+    if path is None:
+        raise ConfigError("a store in memory ends with its process: nothing outside of it can look after its turns")
+    if not path.is_file():
+        raise NotFound(f"there is no store yet at {path}: `reasoning-proxy serve` makes it when it starts")
+    return SqliteUpkeep(path, writes, now)

@@ -1,9 +1,8 @@
-"""A ledger for reading: a connection with the table `requests`, whether the rows are in a store or in a JSONL file."""
+"""A ledger for reading: a SQLite connection with the table `requests`, wherever the rows are kept."""
 
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,22 +11,29 @@ import msgspec
 
 from proxy.errors import ConfigError, NotFound
 from proxy.messages import Entry
-from proxy.places import sqlite_path
+from proxy.places import is_postgres, sqlite_path
 from proxy.store.rows import INSERT, from_line, to_sql
-from proxy.store.schema import BUSY_SECONDS, check, connect, migrate, refusal, transaction
+from proxy.store.schema import check, connect, connect_to, migrate, refusal, transaction
 
 Keep = Callable[[Entry], bool]
 
 log = logging.getLogger(__name__)
 
 
-def open_ledger(url: str, keep: Keep) -> sqlite3.Connection:
+def open_ledger(url: str, keep: Keep, since: str | None = None, until: str | None = None) -> sqlite3.Connection:
     """The ledger at a store's URL, at `jsonl:///file` (as with `sqlite:///`), or at the path of either file.
 
     A path that ends with `.jsonl`, `.ndjson` or `.json` holds JSON lines, any other is a store's.
-    Of JSON lines the rows that `keep` wants are loaded into memory; a store is read in place, also while a proxy
-    writes. Raises NotFound where there is no ledger yet, ConfigError for a URL or a file that is none.
+    Of JSON lines and of PostgreSQL the rows that `keep` wants are loaded into memory; a file of SQLite is read in
+    place, also while a proxy writes. Raises NotFound where there is no ledger yet, ConfigError for a URL or a file that
+    is none, and for a server that cannot be used.
+
+    `since` and `until` are RFC 3339 in UTC: rows outside of them, which `keep` must not want, a server need not send.
     """
+    if is_postgres(url):
+        from proxy.store.postgres_schema import read_ledger  # noqa: PLC0415 - psycopg may not be installed
+
+        return load(read_ledger(url, since, until), keep)
     path = _path(url)
     if not path.is_file():
         raise NotFound(
@@ -68,11 +74,7 @@ def _is_jsonl(url: str, path: Path) -> bool:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    where = f"{path.absolute().as_uri()}?mode=ro"
-    if not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
-        # SQLite would make the index of its log here even to read; where there is no log, nothing needs one.
-        where += "&immutable=1"
-    connection = sqlite3.connect(where, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
+    connection = connect_to(path)
     try:
         if not check(connection, path):
             raise NotFound(f"there is no ledger yet in {path}: `reasoning-proxy serve` makes it when it starts")

@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from proxy.errors import ConfigError
 from proxy.store.files import make_private
+from proxy.store.tables import TURNS
+from proxy.store.texts import pack
+
+log = logging.getLogger(__name__)
 
 BUSY_SECONDS = 5.0
 """How long a statement waits for another process that writes to the same file."""
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
+PAGE_BYTES = 8192
+"""Of a new file. In SQLite's own 4096 a compressed thought of 2.3 KB fits once, and the rest of the page is lost."""
+
+WORDS = {"id": "INTEGER PRIMARY KEY", "bytes": "BLOB", "number": "INTEGER", "small": "WITHOUT ROWID"}
+"""For `proxy.store.tables`."""
+
+
+def _move_turns(connection: sqlite3.Connection) -> None:
+    """From one table with the texts in it to those of `tables.TURNS`. All turns count as used now.
+
+    In statements of its own, because those of `proxy.store.turns` are for the tables of today.
+    """
+    connection.execute("ALTER TABLE turns RENAME TO first_turns")
+    for statement in TURNS:
+        connection.execute(statement.format_map(WORDS))
+    if connection.execute("SELECT 1 FROM first_turns").fetchone():
+        log.info("the stored turns move to new tables; with many of them this takes a while")
+    (salt,) = connection.execute("SELECT value FROM meta WHERE name = 'salt'").fetchone()
+    now = int(time.time())
+    for key, reasoning, effort, created in connection.execute("SELECT * FROM first_turns ORDER BY rowid"):
+        number, text = 0, pack(reasoning, salt)
+        if text.size:
+            sql = """INSERT INTO texts (hash, uses, size, data) VALUES (?, 1, ?, ?)
+                ON CONFLICT (hash) DO UPDATE SET uses = uses + 1 RETURNING id"""
+            ((number,),) = connection.execute(sql, (text.hash, text.size, text.data)).fetchall()
+        sql = """INSERT INTO turns (key, thought, calls, details, nth, created, used, effort, blanks, previous, system)
+            VALUES (?, ?, 0, 0, 1, ?, ?, ?, '', x'', x'')"""
+        connection.execute(sql, (key, number, created, now, effort))
+    connection.execute("DROP TABLE first_turns")
+    connection.execute(
+        """UPDATE totals SET value = (SELECT count(*) * 300 FROM turns)
+            + (SELECT coalesce(sum(length(data) + 60), 0) FROM texts)"""
+    )
+
+
+MIGRATIONS: tuple[tuple[str, ...] | Callable[[sqlite3.Connection], None], ...] = (
     (
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL)",
         # Not WITHOUT ROWID, although the key is what one asks for: with texts of 5 KB that was 3 times slower to write,
@@ -44,6 +85,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX requests_ts ON requests (ts)",
         "INSERT INTO meta (name, value) VALUES ('salt', randomblob(32))",
     ),
+    _move_turns,
 )
 
 
@@ -72,12 +114,23 @@ def connect(path: Path | None) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         check(connection, path)  # before the first change
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         _use_wal(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA secure_delete = ON")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def connect_to(path: Path, *, writes: bool = False) -> sqlite3.Connection:
+    """A connection in autocommit mode to a file that is there. Raises sqlite3.Error."""
+    where = f"{path.absolute().as_uri()}?mode={'rw' if writes else 'ro'}"
+    if not writes and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
+        # SQLite would make the index of its log here even to read; where there is no log, nothing needs one.
+        where += "&immutable=1"
+    return sqlite3.connect(where, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
@@ -97,9 +150,12 @@ def migrate(connection: sqlite3.Connection, path: Path | None) -> None:
     """Bring the tables up to date. Raises ConfigError where they are newer, sqlite3.Error where it may not write."""
     with transaction(connection):  # also where nothing is to be done: a file that is read-only is refused here
         version = check(connection, path)
-        for number, statements in enumerate(MIGRATIONS[version:], version + 1):
-            for statement in statements:
-                connection.execute(statement)
+        for number, step in enumerate(MIGRATIONS[version:], version + 1):
+            if callable(step):
+                step(connection)
+            else:
+                for statement in step:
+                    connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number}")
 
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import atexit
 import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from proxy.messages import Entry, Turn
+from proxy.messages import Entry
+from proxy.store.disk import Disk
+from proxy.store.limits import NO_LIMITS, Limits
 from proxy.store.lines import Lines
+from proxy.store.queued import QueuedStore
 from proxy.store.rows import INSERT, NAMES, from_sql, to_sql
 from proxy.store.schema import connect, migrate, refusal, transaction
-from proxy.store.writer import Complete, Writer
+from proxy.store.turns import MOST_VALUES, Turns
 
-_PUT_TURN = """INSERT INTO turns (key, reasoning, effort, created) VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE
-    SET reasoning = excluded.reasoning, effort = excluded.effort, created = excluded.created"""
 _PUT_SPEED = """INSERT INTO speeds VALUES (?, ?, ?) ON CONFLICT (backend, upstream_model) DO UPDATE
     SET decode_tokens_per_second = excluded.decode_tokens_per_second"""
 _T = TypeVar("_T")
@@ -29,27 +28,40 @@ _T = TypeVar("_T")
 log = logging.getLogger(__name__)
 
 
-class _File:
-    """The connections, and what the writer's thread does with its own."""
+class _File(Disk):
+    """Two connections to one file, or one connection to memory."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.writing = connect(path)
+    errors = (sqlite3.Error,)
+
+    def __init__(self, path: Path | None, limits: Limits, now: Callable[[], float]) -> None:
+        super().__init__(limits, now)
+        self._writing = connect(path)
         try:
-            migrate(self.writing, path)
-            (self.salt,) = self.writing.execute("SELECT value FROM meta WHERE name = 'salt'").fetchone()
-            self.reading = connect(path) if path else self.writing
+            migrate(self._writing, path)
+            (self.salt,) = self._writing.execute("SELECT value FROM meta WHERE name = 'salt'").fetchone()
+            self._reading = connect(path) if path else self._writing
         except BaseException:
-            self.writing.close()
+            self._writing.close()
             raise
-        self.write_lock = threading.Lock()
-        self.read_lock = threading.Lock() if path else self.write_lock
-        self.own: list[tuple[int, int]] = []
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock() if path else self._write_lock
+        # 32,766 in the builds of most systems. No conversation is longer: one query in practice.
+        self.most_values = min(self._reading.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER), MOST_VALUES)
+        self._own: list[tuple[int, int]] = []
         """First and last rowid of each run of rows that this process wrote."""
 
-    def write_turns(self, turns: Sequence[Turn]) -> None:
-        now = int(time.time())
-        with self.write_lock, transaction(self.writing):
-            self._insert(_PUT_TURN, turns, lambda turn: (turn.key, turn.reasoning, turn.effort, now))
+    @contextmanager
+    def writing(self) -> Iterator[Turns]:
+        with self._write_lock, transaction(self._writing):
+            yield Turns(self._writing)
+
+    @contextmanager
+    def reading(self) -> Iterator[Turns]:
+        with self._read_lock:
+            yield Turns(self._reading)
+
+    def hopeless(self, error: Exception) -> bool:
+        return _hopeless(error)
 
     def write_entries(self, entries: Sequence[Entry]) -> None:
         speeds = {
@@ -57,75 +69,63 @@ class _File:
             for entry in entries
             if entry.backend and entry.upstream_model and entry.decode_tokens_per_second is not None
         }
-        with self.write_lock, transaction(self.writing):
+        with self._write_lock, transaction(self._writing):
             count = self._insert(INSERT, entries, to_sql)
-            (last,) = self.writing.execute("SELECT last_insert_rowid()").fetchone()
+            (last,) = self._writing.execute("SELECT last_insert_rowid()").fetchone()
             self._insert(_PUT_SPEED, list(speeds.items()), lambda item: (*item[0], item[1]))
         if count:
             self._remember(last - count + 1, last)
 
     def _insert(self, sql: str, values: Sequence[_T], row: Callable[[_T], Sequence[Any]]) -> int:
         """How many of `values` the table took. One that it cannot take does not cost the others of its batch."""
-        self.writing.execute("SAVEPOINT batch")
+        self._writing.execute("SAVEPOINT batch")
         try:
-            self.writing.executemany(sql, map(row, values))
+            self._writing.executemany(sql, map(row, values))
             return len(values)
         except Exception as error:
             if not _hopeless(error):
                 raise
-        self.writing.execute("ROLLBACK TO batch")
+        self._writing.execute("ROLLBACK TO batch")
         taken = 0
         for value in values:
             try:
-                self.writing.execute(sql, row(value))
+                self._writing.execute(sql, row(value))
                 taken += 1
             except Exception as error:
                 if not _hopeless(error):
                     raise
-                log.error("a turn or row is lost, because no table can hold it: %s", error)
+                log.error("a row is lost, because no table can hold it: %s", error)
         return taken
 
     def _remember(self, first: int, last: int) -> None:
-        if self.own and self.own[-1][1] == first - 1:
-            first = self.own.pop()[0]
-        self.own.append((first, last))
-
-    def find(self, keys: Sequence[bytes]) -> dict[bytes, Turn]:
-        # 32,766 in the builds of most systems. No conversation is longer: one query in practice.
-        most = min(self.reading.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER), 30_000)
-        found: dict[bytes, Turn] = {}
-        for start in range(0, len(keys), most):
-            some = keys[start : start + most]
-            marks = ",".join("?" * len(some))
-            sql = f"SELECT key, reasoning, effort FROM turns WHERE key IN ({marks})"  # noqa: S608 - only marks
-            with self.read_lock:
-                found |= {row[0]: Turn(*row) for row in self.reading.execute(sql, some)}
-        return found
+        if self._own and self._own[-1][1] == first - 1:
+            first = self._own.pop()[0]
+        self._own.append((first, last))
 
     def entries(self, limit: int | None, own: bool) -> list[dict[str, Any]]:
-        runs = list(self.own)
+        runs = list(self._own)
         if own and not runs:
             return []
         first = runs[0][0] if own else 0
         sql = f"SELECT rowid, {NAMES} FROM requests WHERE rowid >= ? ORDER BY rowid DESC"  # noqa: S608 - our own names
-        with self.read_lock:
-            rows = self.reading.execute(sql, (first,))
+        with self._read_lock:
+            rows = self._reading.execute(sql, (first,))
             wanted = (row for row in rows if not own or any(start <= row[0] <= end for start, end in reversed(runs)))
             found = [from_sql(row[1:]) for row in islice(wanted, limit)]
             rows.close()
         return found[::-1]
 
     def speeds(self) -> dict[tuple[str, str], float]:
-        with self.read_lock:
-            rows = self.reading.execute("SELECT backend, upstream_model, decode_tokens_per_second FROM speeds")
+        with self._read_lock:
+            rows = self._reading.execute("SELECT backend, upstream_model, decode_tokens_per_second FROM speeds")
             return {(backend, model): speed for backend, model, speed in rows}
 
     def close(self) -> None:
-        with self.write_lock:
-            self.writing.close()
-        if self.reading is not self.writing:
-            with self.read_lock:
-                self.reading.close()
+        with self._write_lock:
+            self._writing.close()
+        if self._reading is not self._writing:
+            with self._read_lock:
+                self._reading.close()
 
 
 def _hopeless(error: Exception) -> bool:
@@ -134,7 +134,7 @@ def _hopeless(error: Exception) -> bool:
     return isinstance(error, values) or not isinstance(error, sqlite3.DatabaseError)
 
 
-class SqliteStore:
+class SqliteStore(QueuedStore):
     """`proxy.store.Store` in a file, or in memory where `path` is None.
 
     Raises ConfigError where the file cannot be opened, is damaged or belongs to a newer version; it is kept as it is.
@@ -142,75 +142,15 @@ class SqliteStore:
     system had not yet put on the disk (`synchronous=NORMAL`), and the file stays whole in both cases.
     """
 
-    def __init__(self, path: Path | None, lines: Lines | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        lines: Lines | None = None,
+        limits: Limits = NO_LIMITS,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         try:
-            self._file = _File(path)
+            file = _File(path, limits, now)
         except (sqlite3.Error, OSError) as error:
             raise refusal(error, path) from error
-        self._writer = Writer(self._file, lines)
-        self._reads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-reader")
-        self._readable = True
-        self._closing = threading.Lock()
-        self._closed = False
-        atexit.register(self.close)
-
-    @property
-    def salt(self) -> bytes:
-        """32 random bytes of this store."""
-        salt: bytes = self._file.salt
-        return salt
-
-    async def find(self, keys: Sequence[bytes]) -> dict[bytes, Turn]:
-        """The known ones among `keys`: from memory, then the others in one query outside the event loop."""
-        # Memory first: the writer takes a turn out of it only after it is on disk.
-        found = self._writer.find(keys)
-        absent = [key for key in dict.fromkeys(keys) if key not in found]
-        if not absent or self._closed:
-            return found
-        try:
-            stored = await asyncio.get_running_loop().run_in_executor(self._reads, self._file.find, absent)
-        except sqlite3.Error as error:
-            if self._readable:
-                log.error("the store cannot be read (%s): turns are not found", error)
-            self._readable = False
-            return found
-        self._readable = True
-        return stored | found
-
-    def put_turn(self, turn: Turn) -> None:
-        """Keep a turn."""
-        self._writer.put(turn)
-
-    def put_entry(self, entry: Entry, complete: Complete | None = None) -> None:
-        """Append a ledger row, completed by `complete` in the writer's thread."""
-        self._writer.put(entry, complete)
-
-    def recent_speeds(self) -> dict[tuple[str, str], float]:
-        """(backend, upstream model) → decode tokens per second of the latest row that is written and has them."""
-        return self._file.speeds()
-
-    def entries(self, limit: int | None = None, *, own: bool = False) -> list[dict[str, Any]]:
-        """The last rows of the ledger, newest last, after a flush; with `own` only those of this store object."""
-        self.flush()
-        return self._file.entries(limit, own)
-
-    def flush(self, timeout: float = 10.0) -> bool:
-        """Wait until all that was put before is on disk; false if that took longer than `timeout` seconds."""
-        return self._writer.flush(timeout)
-
-    def healthy(self) -> bool:
-        """Whether the writer lives and the last write and the last read were good."""
-        return self._readable and self._writer.healthy()
-
-    def close(self) -> None:
-        """Flush, end the threads, close the file. Closing again does nothing."""
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-            atexit.unregister(self.close)
-            self._reads.shutdown()
-            if self._writer.close():
-                self._file.close()
-            else:
-                log.error("the store's writer did not end in time: what it had not written is lost")
+        super().__init__(file, lines)

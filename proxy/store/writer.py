@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Protocol
 
 from proxy.messages import Entry, Turn
+from proxy.store.found import Held, Uses, Waiting
 from proxy.store.lines import Lines
 
 LIMIT = 64_000_000
@@ -40,13 +41,19 @@ log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where the thread writes. Both raise where nothing was written and a later try may be good."""
+    """Where the thread writes. All raise where nothing was written and a later try may be good."""
 
     def write_turns(self, turns: Sequence[Turn]) -> None:
-        """Write all in one transaction; of two with the same key the later one wins."""
+        """Write all in one transaction, in their order."""
 
     def write_entries(self, entries: Sequence[Entry]) -> None:
         """Write all in one transaction."""
+
+    def write_uses(self, uses: Uses) -> None:
+        """Note that turns were used now."""
+
+    def tidy(self) -> bool:
+        """Delete a part of what is over the limits, where it is time for that; whether there is more to delete."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +65,9 @@ class _Item:
 
     @property
     def weight(self) -> int:
-        return WEIGHT + (len(self.value.reasoning) if isinstance(self.value, Turn) else 0)
+        turn = self.value
+        texts = len(turn.reasoning) + len(turn.calls) + len(turn.details) if isinstance(turn, Turn) else 0
+        return WEIGHT + texts
 
 
 class Writer:
@@ -70,7 +79,10 @@ class Writer:
         self._limit = limit
         self._changed = threading.Condition()
         self._items: deque[_Item] = deque()
-        self._turns: dict[bytes, Turn] = {}
+        self._waiting = Waiting()
+        self._uses = Uses()
+        self._marking = False
+        self._more = True  # to be tidied
         self._weight = 0
         self._count = 0
         self._taken = 0  # so many at the head are in the thread's hands
@@ -95,14 +107,21 @@ class Writer:
             self._items.append(item)
             self._weight += item.weight
             if isinstance(value, Turn):
-                self._turns[value.key] = value
+                self._waiting.add(value)
             if len(self._items) == 1:
                 self._changed.notify_all()
 
-    def find(self, keys: Sequence[bytes]) -> dict[bytes, Turn]:
-        """The turns among `keys` that are not on disk yet."""
+    def find(self, keys: Sequence[bytes], weaker: Sequence[bytes] = ()) -> Held:
+        """The turns of these keys that are not on disk yet."""
         with self._changed:
-            return {key: self._turns[key] for key in keys if key in self._turns} if self._turns else {}
+            return self._waiting.find(keys, weaker)
+
+    def mark_used(self, uses: Uses) -> None:
+        """Note soon that turns were used now. Lost where the store cannot be written: they will be used again."""
+        with self._changed:
+            if not self._closing:
+                self._uses.add(uses)
+                self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:
         """Wait until all that was put before is written; false after `timeout` seconds."""
@@ -127,7 +146,7 @@ class Writer:
 
     def _written(self, number: int) -> bool:
         done = not self._items or self._items[0].number > number
-        return done and not (self._lines and self._lines.waiting)
+        return done and not (self._uses or self._marking) and not (self._lines and self._lines.waiting)
 
     def _make_room(self, weight: int) -> None:
         def room() -> bool:
@@ -146,15 +165,18 @@ class Writer:
 
     def _forget(self, item: _Item) -> None:
         self._weight -= item.weight
-        if isinstance(item.value, Turn) and self._turns.get(item.value.key) is item.value:
-            del self._turns[item.value.key]
+        if isinstance(item.value, Turn):
+            self._waiting.remove(item.value)
 
     def _run(self) -> None:
         while True:
-            batch = self._take()
+            batch, uses = self._take()
             written = self._write(batch)
+            if written is not None:
+                self._look_after(uses)
             with self._changed:
                 self._taken = 0
+                self._marking = False
                 for _ in range(written or 0):
                     self._forget(self._items.popleft())
                 self._good = written is not None
@@ -166,17 +188,33 @@ class Writer:
                 if not self._good:
                     self._changed.wait_for(lambda: self._hurry or self._closing, RETRY_SECONDS)
 
-    def _take(self) -> list[_Item]:
-        """The next items, which stay in the queue until they are written; none when closing or when only lines wait."""
+    def _take(self) -> tuple[list[_Item], Uses]:
+        """The next items, which stay in the queue until they are written, and uses.
+
+        No items when closing, when only lines or uses wait, or when there is more to tidy.
+        """
         with self._changed:
             lines_wait = self._lines is not None and not self._lines.good
-            self._changed.wait_for(lambda: self._items or self._closing, RETRY_SECONDS if lines_wait else None)
+            pause = 0.0 if self._more else RETRY_SECONDS if lines_wait else None
+            self._changed.wait_for(lambda: self._items or self._uses or self._closing, pause)
             if len(self._items) < BATCH:
                 self._changed.wait_for(lambda: self._hurry or self._closing, GATHER_SECONDS)
             self._hurry = False
             batch = list(islice(self._items, BATCH))
             self._taken = len(batch)
-            return batch
+            uses, self._uses = self._uses, Uses()
+            self._marking = bool(uses)
+            return batch, uses
+
+    def _look_after(self, uses: Uses) -> None:
+        """What may fail without loss: uses are noted, and what is over the limits is deleted."""
+        try:
+            if uses:
+                self._sink.write_uses(uses)
+            self._more = not self._closing and self._sink.tidy()
+        except Exception as error:
+            self._more = False
+            log.warning("the store could not be looked after (%s): that is tried again later", error)
 
     def _write(self, batch: list[_Item]) -> int | None:
         """How many from the head of the batch are on disk now; None if the store cannot be written."""

@@ -1,0 +1,110 @@
+"""What the store is told when an answer is complete: the turns that a later history can ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from proxy.jsons import dumps
+from proxy.keys import BETWEEN, Chain
+from proxy.messages import Message, ToolCall, Turn
+from proxy.recall import Recalled, thought_of
+from proxy.thinking import lifted
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished answer: its visible text, its calls, its thought, and the JSON of its `reasoning_details`.
+
+    The others are as in Turn.
+    """
+
+    text: str
+    calls: tuple[ToolCall, ...]
+    reasoning: str
+    details: str = ""
+    effort: str | None = None
+    client: str | None = None
+    conversation: str | None = None
+
+
+class Rememberer:
+    """Makes the turns of the answers to one request: `asked` are its messages as they came, `sent` as they went out."""
+
+    def __init__(
+        self, chain: Chain, asked: Sequence[Message], sent: Sequence[Message], known: Mapping[int, Recalled]
+    ) -> None:
+        self._chain = chain
+        self._asked = asked
+        self._sent = sent
+        self._known = known
+
+    def settled(self) -> Iterator[Turn]:
+        """Turns that weaker keys led to and whose thoughts went upstream: they have a place of their own from now on.
+
+        So they stay when another turn makes those keys lead nowhere, and the prompt's beginning does not change.
+        """
+        for at, recalled in self._known.items():
+            if not recalled.placed and recalled.reasoning == (self._sent[at].reasoning or ""):
+                yield msgspec.structs.replace(
+                    recalled.turn,
+                    key=self._chain.keys[at],
+                    reasoning=recalled.reasoning,
+                    blanks=recalled.blanks,
+                    previous=self._thought_before(at),
+                    system=self._chain.system,
+                    weaker=(),
+                )
+
+    def answered(self, answer: Answer) -> Iterator[Turn]:
+        """The answer, and before it what a front end's "continue" makes of it and the text that it goes on from."""
+        text, reasoning = answer.text, answer.reasoning
+        if not reasoning and (found := lifted(text)):  # the engine has no parser, and nobody split its text
+            reasoning, text = found
+        key, weaker = self._chain.answer(text, answer.calls)
+        turn = Turn(
+            key,
+            reasoning,
+            effort=answer.effort,
+            calls=_calls(answer.calls),
+            details=answer.details,
+            blanks=_blanks(text),
+            previous=self._thought_before(len(self._asked)),
+            system=self._chain.system,
+            client=answer.client,
+            conversation=answer.conversation,
+            weaker=tuple(weaker),
+        )
+        begun = self._known.get(len(self._asked) - 1)
+        both = BETWEEN.join(thought for thought in (begun.reasoning if begun else "", reasoning) if thought)
+        joined = msgspec.structs.replace(turn, reasoning=both, details="", blanks=None, previous=b"", weaker=())
+        yield from (msgspec.structs.replace(joined, key=other) for other in self._chain.continued(text, answer.calls))
+        yield turn
+
+    def _thought_before(self, at: int) -> bytes:
+        """The thought of the assistant turn before a position, whether it went upstream or not."""
+        before = next((at for at in range(at - 1, -1, -1) if self._asked[at].role == "assistant"), None)
+        thought = "" if before is None else thought_of(self._asked[before], self._known.get(before))
+        return self._chain.thought(thought)
+
+
+def _calls(calls: Sequence[ToolCall]) -> str:
+    """The calls as a client would send them back; empty where one has no id that a result could name."""
+    if not calls or not all(call.id for call in calls):
+        return ""
+    rows = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+    return dumps(rows).decode()
+
+
+def _blanks(text: str) -> tuple[str, str] | None:
+    """Those before and behind a text; None where its line ends could not be put back."""
+    if "\r" in text:
+        return None
+    if not text.strip():
+        return "", ""
+    return text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]

@@ -1,0 +1,312 @@
+"""Turns in SQL, the same for every engine.
+
+Whoever changes something holds a transaction that no other writer is in: SQLite's `BEGIN IMMEDIATE`, elsewhere a lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from proxy.messages import MOST_TURNS, Turn
+from proxy.store.found import Stored, Uses
+from proxy.store.texts import NONE, ROW_BYTES, Connection, Packed, hold, pack, release, unpack
+
+FRESH_SECONDS = 3600
+"""A use is written down when the last one is longer ago."""
+
+TURN_BYTES = 300
+"""What a turn takes beside its texts, with its keys."""
+
+MOST_VALUES = 30_000
+"""In one statement. SQLite takes 32,766 in the builds of most systems, PostgreSQL 65,535."""
+
+_EXACT, _WEAKER, _TEXT = 0, 1, 2
+"""Kinds of rows of `Turns._rows`: a turn by its key, a turn by a weaker key, a text of one of them."""
+_KEPT = (
+    *("id", "key", "thought", "calls", "details", "nth", "used"),
+    *("effort", "blanks", "previous", "system", "client", "conversation"),
+)
+
+Row: TypeAlias = tuple[int, int, int, int]
+"""Of a turn: id, and the numbers of its thought, calls and details."""
+
+_NEVER = 2**62
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What was deleted: so many turns, and the bytes that they took."""
+
+    turns: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Gone) -> Gone:
+        return Gone(self.turns + other.turns, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTurn:
+    """A turn with its texts as they are stored."""
+
+    turn: Turn
+    thought: Packed
+    calls: Packed
+    details: Packed
+    blanks: str | None
+
+    @classmethod
+    def of(cls, turn: Turn, salt: bytes) -> PackedTurn:
+        """Raises UnicodeEncodeError where one of the texts has half a surrogate pair."""
+        "".join((turn.effort or "", turn.client or "", turn.conversation or "")).encode()
+        thought, calls, details = (pack(text, salt) for text in (turn.reasoning, turn.calls, turn.details))
+        return cls(turn, thought, calls, details, _blanks_to_sql(turn.blanks))
+
+
+class Turns:
+    """The tables of turns behind one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._ask = connection.execute
+
+    # Reading
+
+    def find(self, keys: Iterable[bytes], weaker: Iterable[bytes], now: float, most: int = MOST_VALUES) -> Stored:
+        """What is known of the keys: one query, unless they are more than `most`."""
+        asked = [*((key, False) for key in dict.fromkeys(keys)), *((key, True) for key in dict.fromkeys(weaker))]
+        found = Stored()
+        for start in range(0, len(asked), most):
+            part = asked[start : start + most]
+            exact = [key for key, is_weaker in part if not is_weaker]
+            found.add(_found(self._rows(exact, [key for key, is_weaker in part if is_weaker]), now - FRESH_SECONDS))
+        return found
+
+    def _rows(self, keys: Sequence[bytes], weaker: Sequence[bytes]) -> list[Any]:
+        # The texts come apart, each once: a turn is often found by several of its keys.
+        columns = ", ".join(f"t.{name}" for name in _KEPT)
+        sql = f"""WITH hits AS (
+                SELECT {_EXACT} AS kind, t.key AS asked, {columns} FROM turns t WHERE t.key IN ({_marks(keys)})
+                UNION ALL
+                SELECT {_WEAKER}, w.key, {columns.replace("t.used", "coalesce(t.used, w.seen, 0)")}
+                FROM weaker w LEFT JOIN turns t ON t.id = w.turn WHERE w.key IN ({_marks(weaker)})
+            )
+            SELECT * FROM hits
+            UNION ALL
+            SELECT {_TEXT}, data, id, NULL, NULL, NULL, NULL, size, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM texts
+            WHERE id IN (SELECT thought FROM hits UNION SELECT calls FROM hits UNION SELECT details FROM hits)"""  # noqa: S608 - our own names
+        return self._ask(sql, (*keys, *weaker)).fetchall()
+
+    def bytes(self) -> int:
+        """What all turns take: their texts as stored, and fixed amounts for each turn and text."""
+        (found,) = self._ask("SELECT value FROM totals WHERE name = 'turn_bytes'").fetchone()
+        return int(found)
+
+    def oldest(self, most: int, before: int = _NEVER) -> list[Row]:
+        """Turns that were used last before a time, the least recently used first."""
+        sql = "SELECT id, thought, calls, details FROM turns WHERE used < ? ORDER BY used, id LIMIT ?"
+        return self._ask(sql, (before, most)).fetchall()
+
+    def chosen(self, after: int, most: int, client: str | None, conversation: str | None) -> list[Row]:
+        """Turns with a number above `after`, in their order: of a client, of a conversation, of both, or all."""
+        where, values = _choice(client, conversation)
+        sql = f"SELECT id, thought, calls, details FROM turns t WHERE id > ?{where} ORDER BY id LIMIT ?"  # noqa: S608
+        return self._ask(sql, (after, *values, most)).fetchall()
+
+    def exported(
+        self, after: int, most: int, client: str | None, conversation: str | None
+    ) -> list[tuple[int, Turn | None, int, int]]:
+        """The same with all that they hold: number, turn (None where it is damaged), created, used."""
+        where, values = _choice(client, conversation)
+        columns = ", ".join(f"t.{name}" for name in _KEPT)
+        sql = f"""SELECT {columns}, t.created, r.data, r.size, c.data, c.size, d.data, d.size FROM turns t
+            LEFT JOIN texts r ON r.id = t.thought LEFT JOIN texts c ON c.id = t.calls
+            LEFT JOIN texts d ON d.id = t.details WHERE t.id > ?{where} ORDER BY t.id LIMIT ?"""  # noqa: S608
+        found = []
+        for row in self._ask(sql, (after, *values, most)).fetchall():
+            kept, (created, *parts) = row[: len(_KEPT)], row[len(_KEPT) :]
+            numbers = kept[2:5]
+            texts = {number: _text(number, *parts[2 * at : 2 * at + 2]) for at, number in enumerate(numbers) if number}
+            found.append((kept[0], _turn(kept, texts | {NONE: ""}), created, kept[6]))
+        return found
+
+    def count(self) -> tuple[int, int, int]:
+        """How many, and when the least and the most recently used one was used."""
+        found: tuple[int, int, int] = self._ask(
+            "SELECT count(*), coalesce(min(used), 0), coalesce(max(used), 0) FROM turns"
+        ).fetchone()
+        return found
+
+    def count_by_client(self) -> list[tuple[str | None, int, int, int]]:
+        """The same for each client, the one with the most first."""
+        return self._ask(
+            "SELECT client, count(*), min(used), max(used) FROM turns GROUP BY client ORDER BY 2 DESC, 1"
+        ).fetchall()
+
+    def count_texts(self) -> tuple[int, int]:
+        """How many different texts, and how long they are together."""
+        count, size = self._ask("SELECT count(*), coalesce(sum(size), 0) FROM texts").fetchone()
+        return int(count), int(size)
+
+    # Changing
+
+    def put(self, turns: Iterable[PackedTurn], now: float) -> None:
+        """Keep them, each as the newest of its key; see `proxy.store.Store.put_turn`."""
+        self._count(sum(self.put_one(turn, int(now), int(now)) for turn in turns))
+
+    def put_one(self, packed: PackedTurn, created: int, used: int) -> int:
+        """Keep one; the store grew by so many bytes, which are still to be counted."""
+        turn = packed.turn
+        held = [hold(self._connection, text) for text in (packed.thought, packed.calls, packed.details)]
+        (thought, calls, details), grown = (number for number, _ in held), sum(size for _, size in held)
+        sql = "SELECT id, thought, calls, details, nth FROM turns WHERE key = ? ORDER BY nth, id"
+        there = self._ask(sql, (turn.key,)).fetchall()
+        nth = there[-1][4] + 1 if there else 1
+        same = next((row for row in there if row[1] == thought), None)
+        fields = (
+            *(calls, details, nth, created, used),
+            *(turn.effort, packed.blanks, turn.previous, turn.system, turn.client, turn.conversation),
+        )
+        if same is None:
+            (number,) = self._ask(_INSERT, (turn.key, thought, *fields)).fetchone()
+            grown += TURN_BYTES
+        else:
+            number = same[0]
+            self._ask(_UPDATE, (*fields, number))
+            grown -= sum(release(self._connection, text) for text in same[1:4])
+        for key in dict.fromkeys(turn.weaker):
+            self._ask(_PUT_WEAKER, (key, number, thought, thought, used))
+        # After the weaker keys: one that leads to a turn which goes here, and to this one, leads nowhere from now on.
+        for row in there[: max(0, len(there) + (same is None) - MOST_TURNS)]:
+            grown -= self._drop(row[:4])
+        return grown
+
+    def mark_used(self, uses: Uses, now: float) -> None:
+        """These turns and weaker keys were met now."""
+        for some in _parts(sorted(uses.turns)):
+            self._ask(f"UPDATE turns SET used = ? WHERE id IN ({_marks(some)})", (int(now), *some))  # noqa: S608
+        for keys in _parts(sorted(uses.weaker)):
+            sql = f"UPDATE weaker SET seen = ? WHERE turn IS NULL AND key IN ({_marks(keys)})"  # noqa: S608
+            self._ask(sql, (int(now), *keys))
+
+    def drop(self, rows: Iterable[Row], enough: float = math.inf) -> Gone:
+        """Delete turns, with the weaker keys that lead to them and the texts that no other turn uses.
+
+        No more of them than it takes to free `enough` bytes.
+        """
+        count = freed = 0
+        for row in rows:
+            if freed >= enough:
+                break
+            count, freed = count + 1, freed + self._drop(row)
+        self._count(-freed)
+        return Gone(count, freed)
+
+    def drop_unclear(self, before: int, most: int) -> int:
+        """Forget of weaker keys that were met last before a time that they lead to several thoughts: how many."""
+        sql = """DELETE FROM weaker WHERE key IN (
+            SELECT key FROM weaker WHERE turn IS NULL AND seen < ? ORDER BY seen LIMIT ?)"""
+        return self._ask(sql, (before, most)).rowcount
+
+    def recount(self) -> int:
+        """Count anew what all turns take."""
+        (texts,) = self._ask(f"SELECT coalesce(sum(length(data) + {ROW_BYTES}), 0) FROM texts").fetchone()  # noqa: S608
+        (turns,) = self._ask("SELECT count(*) FROM turns").fetchone()
+        found = int(texts) + int(turns) * TURN_BYTES
+        self._ask("UPDATE totals SET value = ? WHERE name = 'turn_bytes'", (found,))
+        return found
+
+    def _count(self, grown: int) -> None:
+        if grown:
+            self._ask("UPDATE totals SET value = value + ? WHERE name = 'turn_bytes'", (grown,))
+
+    def _drop(self, row: Sequence[int]) -> int:
+        number, *texts = row
+        self._ask("DELETE FROM weaker WHERE turn = ?", (number,))
+        self._ask("DELETE FROM turns WHERE id = ?", (number,))
+        return TURN_BYTES + sum(release(self._connection, text) for text in texts)
+
+
+_INSERT = """INSERT INTO turns (key, thought, calls, details, nth, created, used, effort, blanks, previous, system,
+    client, conversation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id"""
+_UPDATE = """UPDATE turns SET calls = ?, details = ?, nth = ?, created = ?, used = ?, effort = ?, blanks = ?,
+    previous = ?, system = ?, client = ?, conversation = ? WHERE id = ?"""
+# Where it leads to several thoughts already, or its turn is not there, the comparison is not true, and so it stays.
+_PUT_WEAKER = """INSERT INTO weaker (key, turn) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET
+    turn = CASE WHEN (SELECT thought FROM turns WHERE id = weaker.turn) = ? THEN excluded.turn END,
+    seen = CASE WHEN (SELECT thought FROM turns WHERE id = weaker.turn) = ? THEN NULL ELSE ? END"""
+
+
+def _marks(values: Sequence[Any]) -> str:
+    """For IN; NULL, which nothing equals, where there are none: not every engine takes an empty list."""
+    return ",".join("?" * len(values)) or "NULL"
+
+
+def _choice(client: str | None, conversation: str | None) -> tuple[str, list[str]]:
+    """Of a statement about turns `t`: further conditions, and their values."""
+    wanted = [("client", client), ("conversation", conversation)]
+    given = [(name, value) for name, value in wanted if value is not None]
+    return "".join(f" AND t.{name} = ?" for name, _ in given), [value for _, value in given]
+
+
+def _parts(values: list[Any]) -> Iterator[list[Any]]:
+    for start in range(0, len(values), MOST_VALUES):
+        yield values[start : start + MOST_VALUES]
+
+
+def _found(rows: list[Any], stale_before: float) -> Stored:
+    """The rows of `Turns._rows` as turns. One whose text is damaged is left out, and leads nowhere."""
+    texts = {row[2]: _text(row[2], row[1], row[7]) for row in rows if row[0] == _TEXT} | {NONE: ""}
+    hits = sorted((row for row in rows if row[0] != _TEXT), key=lambda row: (row[7] or 0, row[2] or 0))
+    turns = {number: _turn(row[2:], texts) for number, row in {row[2]: row for row in hits}.items()}
+    found = Stored()
+    for row in hits:
+        kind, asked, number, used = row[0], row[1], row[2], row[8]
+        turn = turns[number]
+        if used < stale_before:
+            found.stale.note(number if number is not None else asked)
+        if kind == _WEAKER and turn is None:
+            found.unclear.add(asked)
+        elif kind == _WEAKER and turn is not None:
+            found.sole[asked] = turn
+        elif turn is not None:
+            found.exact.setdefault(asked, []).append(turn)
+    return found
+
+
+def _turn(row: Sequence[Any], texts: Mapping[int, str | None]) -> Turn | None:
+    _, key, thought, calls, details, _, _, effort, blanks, previous, system, client, conversation = row
+    parts = [texts.get(number) for number in (thought, calls, details)]
+    if None in parts:
+        return None
+    reasoning, calls, details = (part or "" for part in parts)
+    there = _blanks_from_sql(blanks)
+    return Turn(key, reasoning, effort, calls, details, there, previous, system, client, conversation)
+
+
+def _text(number: int, data: bytes | None, size: int) -> str | None:
+    try:
+        return None if data is None else unpack(data, size)
+    except (zlib.error, UnicodeDecodeError) as error:
+        log.error("the text %d in the store is damaged (%s): its turns are not found", number, error)
+        return None
+
+
+def _blanks_to_sql(blanks: tuple[str, str] | None) -> str | None:
+    if blanks is None:
+        return ""
+    return msgspec.json.encode(blanks).decode() if any(blanks) else None
+
+
+def _blanks_from_sql(blanks: str | None) -> tuple[str, str] | None:
+    if blanks is None:
+        return "", ""
+    return msgspec.json.decode(blanks, type=tuple[str, str]) if blanks else None
