@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test lint bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ test: $(READY) ## run the tests
 
 lint: $(READY) ## style, types, import layers, dependencies
 	scripts/lint
+
+bench: $(READY) ## what turn memory costs: CPU, queries, bytes on disk
+	$(VENV)/bin/python bench/restoring.py
 
 clean: ## remove .venv and everything that tools left behind
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

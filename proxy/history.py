@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from annotated_types import Ge
@@ -68,12 +68,11 @@ def restore(plan: Plan, known: Mapping[int, Recalled], settings: Restoring, *, a
     return _explained(plan, fates)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fate:
-    """What becomes of a message: under which count of History it falls, and which rules had a part in it."""
+class _Fate(NamedTuple):
+    """What becomes of a message: under which count of History it falls (`kind`), and which rules had a part in it."""
 
     message: Message
-    count: str = ""
+    kind: str = ""
     rules: tuple[str, ...] = ()
 
 
@@ -201,14 +200,13 @@ def _stripped(message: Message, rules: tuple[str, ...] = ()) -> _Fate:
 
 def _sizes(fates: Sequence[_Fate]) -> dict[int, int]:
     """Bytes of the thoughts that were put back, by position."""
-    return {
-        at: len((fate.message.reasoning or "").encode()) for at, fate in enumerate(fates) if fate.count == "restored"
-    }
+    texts = {at: fate.message.reasoning or "" for at, fate in enumerate(fates) if fate.kind == "restored"}
+    return {at: len(text) if text.isascii() else len(text.encode()) for at, text in texts.items()}
 
 
 def _explained(plan: Plan, fates: Sequence[_Fate]) -> Plan:
     """The plan with its counts, and a decision for each rule that changed something."""
-    counts = Counter(fate.count for fate in fates if fate.count)
+    counts = Counter(fate.kind for fate in fates if fate.kind)
     plan = replace(plan, history=History(**counts))
     ruled = Counter(rule for fate in fates for rule in dict.fromkeys(fate.rules))
     for rule, reason in _REASONS.items():

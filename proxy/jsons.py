@@ -43,7 +43,12 @@ def table(data: bytes) -> dict[str, bytes]:
 
 def splice(fields: Mapping[str, bytes]) -> bytes:
     """A JSON object of fields that are written already."""
-    return b"{" + b",".join(dumps(name) + b":" + raw for name, raw in fields.items()) + b"}"
+    parts: list[bytes] = []
+    for name, raw in fields.items():  # joined at once: a copy of long messages for each field would cost more than all
+        parts += (b",", dumps(name), b":", raw)
+    parts[:1] = [b"{"]
+    parts.append(b"}")
+    return b"".join(parts)
 
 
 def has_escaped_surrogates(data: bytes) -> bool:

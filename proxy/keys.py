@@ -14,6 +14,7 @@ import hashlib
 import re
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,7 +27,6 @@ BETWEEN = "\n\n"
 """Between the thoughts of two turns that a front end made one."""
 
 _NOT_SAID = frozenset({"system", "developer"})
-_NEAR = 2
 _DIGEST = 16
 _EXACT = 2**53
 _JOINTS = ("", "\n", "\n\n")
@@ -71,19 +71,22 @@ class Chain:
         """Position of an assistant message in the request → its key."""
         self.system = b""
         """A hash of the system messages."""
+        here = self._here
         for at, message in enumerate(messages):
-            if message.role in _NOT_SAID:
+            if message.role == "assistant":
+                said = _Said(message.content, message.calls)
+                self._places[at] = said, here
+                data = said.data
+            elif message.role not in _NOT_SAID:
+                data = _said_to_it(message)
+            else:
                 self.system = _digest(self.system, _canonical.encode(_content(message.content)))
                 continue
-            before, self._last = self._here, message
-            self._before = before
-            if message.role != "assistant":
-                self._here = before.after(_said_to_it(message))
-                continue
-            said = _Said(message.content, message.calls)
-            self._places[at] = said, before
-            self._here = before.after(said.data)
-            self.keys[at] = self._here.state
+            self._last, self._before = message, here
+            here = _Place(_digest(here.state, data), here.last, data)
+            if message.role == "assistant":
+                self.keys[at] = here.state
+        self._here = here
 
     def weaker(self, at: int) -> Weaker:
         """The weaker keys of the assistant message at a position."""
@@ -104,7 +107,7 @@ class Chain:
         """The keys of an answer to this history."""
         said = _Said(text, calls)
         ids = [call.id for call in calls if call.id]
-        return self._here.after(said.data).state, self._keys(said, self._here, ids if len(ids) == len(calls) else ())
+        return self._here.after(said.data), self._keys(said, self._here, ids if len(ids) == len(calls) else ())
 
     def continued(self, text: str, calls: tuple[ToolCall, ...]) -> list[bytes]:
         """Keys of the one message that front ends make of a trailing assistant message and the answer to it."""
@@ -114,7 +117,7 @@ class Chain:
         first = last.content or ""
         texts = [first + text, *(f"{first.strip()}{joint}{text.strip()}" for joint in _JOINTS)]
         said = [_Said(joined, last.calls + calls) for joined in dict.fromkeys(texts)]
-        return list(dict.fromkeys(self._before.after(one.data).state for one in said))
+        return list(dict.fromkeys(self._before.after(one.data) for one in said))
 
     def _keys(self, said: _Said, before: _Place, ids: Sequence[str]) -> Weaker:
         """The weaker keys of what was said after `before`; `ids` are those of its results."""
@@ -122,25 +125,23 @@ class Chain:
         findable = said.calls or len(said.text) >= LONG_TEXT
         lost = ["lost", said.text, sorted(map(plain_id, ids))]
         return Weaker(
-            near=_digest(self._scope, b"".join((*before.last, said.data))) if len(before.last) == _NEAR else None,
+            near=_digest(self._scope, before.last_but_one + before.last + said.data) if before.last_but_one else None,
             whole=_digest(self._scope, said.data) if findable and not lone_call else None,
             calls=tuple(_digest(self._scope, _canonical.encode(["call", *call])) for call in said.calls),
             lost=_digest(before.state, _canonical.encode(lost)) if ids else None,
         )
 
 
-class _Place:
-    """A place in a history: the hash of all that was said before it, and the last of that."""
+class _Place(NamedTuple):
+    """A place in a history: the hash of all that was said before it, and the last two messages of that."""
 
-    __slots__ = ("last", "state")
+    state: bytes
+    last_but_one: bytes = b""
+    last: bytes = b""
 
-    def __init__(self, state: bytes, last: tuple[bytes, ...] = ()) -> None:
-        self.state = state
-        self.last = last
-
-    def after(self, said: bytes) -> _Place:
-        """The place behind a further message."""
-        return _Place(_digest(self.state, said), (*self.last[1 - _NEAR :], said))
+    def after(self, said: bytes) -> bytes:
+        """The hash of all up to and with a further message."""
+        return _digest(self.state, said)
 
 
 class _Said:
@@ -171,7 +172,7 @@ def plain_id(name: str) -> str:
 
 def without_blanks(text: str) -> str:
     """Outer blanks and line ends are what front ends change in a text that nobody edited."""
-    return text.replace("\r\n", "\n").strip()
+    return (text.replace("\r\n", "\n") if "\r" in text else text).strip()
 
 
 def _digest(key: bytes, data: bytes) -> bytes:

@@ -145,31 +145,40 @@ class _Row(msgspec.Struct):
     reasoning: Any = msgspec.UNSET
     reasoning_details: Any = msgspec.UNSET
 
+    def thoughts(self) -> dict[str, Any]:
+        """The fields for thoughts that are there."""
+        if self.reasoning_content is self.reasoning is self.reasoning_details is msgspec.UNSET:
+            return {}
+        values = {name: getattr(self, name) for name in REASONING_FIELDS}
+        return {name: value for name, value in values.items() if value is not msgspec.UNSET}
+
 
 _ROW = msgspec.json.Decoder(_Row)
 
 
 def _message(raw: bytes, at: int) -> Message:
-    place = f"messages.{at}"
     try:
         row = _ROW.decode(raw)
     except msgspec.ValidationError:
-        raise InvalidRequest(f"messages[{at}] must be an object with `role` and `content`", param=place) from None
+        takes = "must be an object with `role` and `content`"
+        raise InvalidRequest(f"messages[{at}] {takes}", param=f"messages.{at}") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"messages[{at}] cannot be read: {error}", param=place) from None
+        raise InvalidRequest(f"messages[{at}] cannot be read: {error}", param=f"messages.{at}") from None
     role, content = row.role, row.content
     if not isinstance(role, str) or not role:
         takes = "must be a text such as user or assistant"
-        raise InvalidRequest(f"messages[{at}].role {takes}, not {_shown(role)}", param=f"{place}.role")
+        raise InvalidRequest(f"messages[{at}].role {takes}, not {_shown(role)}", param=f"messages.{at}.role")
     size = _size(raw, content)
     if role != "assistant":
         name = _text(row.name) if role == "user" else None
         call_id = _text(row.tool_call_id) if role == "tool" else None
         return Message(raw, role, content, name=name, call_id=call_id, size=size)
     mirrored, content = _unfolded(content)
-    named = tuple(name for name in REASONING_FIELDS if getattr(row, name) is not msgspec.UNSET)
-    reasoning = reasoning_of({name: getattr(row, name) for name in named}) if named else None
     calls = tool_calls(row.tool_calls)
+    thoughts = row.thoughts()
+    if not thoughts:  # almost always
+        return Message(raw, role, content, calls=calls, mirrored=mirrored, size=size)
+    reasoning, named = reasoning_of(thoughts), tuple(thoughts)
     return Message(raw, role, content, calls=calls, reasoning=reasoning, named=named, mirrored=mirrored, size=size)
 
 

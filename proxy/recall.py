@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from proxy.jsons import dumps, loads
 from proxy.keys import BETWEEN, Chain, plain_id
@@ -17,8 +17,7 @@ from proxy.messages import Found, Message, Turn
 from proxy.thinking import same_thought
 
 
-@dataclass(frozen=True, slots=True)
-class Recalled:
+class Recalled(NamedTuple):
     """What is known of an assistant message.
 
     `turn` is the turn that it is, or the last of those that a front end made one; `reasoning` its thought, or all of
@@ -47,6 +46,7 @@ class Recaller:
         self._found = found
         self._conversation = conversation
         self._positions = list(chain.keys)
+        self._no_thought = chain.thought("")
 
     def all(self) -> dict[int, Recalled]:
         """Position → what is known of the assistant message there."""
@@ -75,7 +75,7 @@ class Recaller:
         Where the turn behind it saw no thought here, none is recalled: what went upstream once stays as it was.
         """
         turns = self._found.exact.get(self._chain.keys[at])
-        if not turns or (previous and previous == self._chain.thought("") and all(turn.reasoning for turn in turns)):
+        if not turns or (previous and previous == self._no_thought and all(turn.reasoning for turn in turns)):
             return None
         turn = (
             turns[-1] if len(turns) == 1 else max(reversed(turns), key=lambda turn: self._likeness(at, turn, previous))

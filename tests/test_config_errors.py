@@ -196,7 +196,6 @@ def test_error_texts(text: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("postgresql://u:secret@h/db", "this version does not have PostgreSQL yet"),
         ("mysql://u:secret@h/db", "no such store"),
         ("sqlite:///", "no such store"),
         ("sqlite://proxy.db", "no such store"),
