@@ -159,10 +159,15 @@ url = "sqlite:///{tmp_path / "proxy.db"}"
 
 
 async def test_the_engines_own_errors_come_through_with_their_words(engine):
-    """A prompt beyond the window, and a bad tool: the SDK raises what it raises without the proxy."""
+    """A prompt beyond the window, and a bad tool: the SDK raises what it raises without the proxy.
+
+    The code of the first is OpenAI's, by which agents know what to do. Far beyond the window the proxy says it by itself.
+    """
     async with proxied(engine.url) as (sdk, _):
-        with pytest.raises(openai.BadRequestError, match="exceeds the available context size"):
-            await say(sdk, [{"role": "user", "content": "word " * 6000}])
+        for words, message in ((4500, "exceeds the available context size"), (6000, "shorten `messages`")):
+            with pytest.raises(openai.BadRequestError, match=message) as caught:
+                await say(sdk, [{"role": "user", "content": "word " * words}])
+            assert caught.value.code == "context_length_exceeded"
         with pytest.raises(openai.APIStatusError):
             await say(sdk, [{"role": "user", "content": "x"}], tools=[{"type": "function"}])
 
