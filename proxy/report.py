@@ -83,7 +83,7 @@ _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 class Report:
     """Sums over the rows from `since` (inclusive) to `until` (exclusive), both RFC 3339 in UTC or None for no bound.
 
-    A ledger in a store is read whenever the report is asked; of others it knows what was there when it was made.
+    A ledger in a SQLite file is read whenever the report is asked; of others it knows what was there when it was made.
     """
 
     def __init__(self, connection: sqlite3.Connection, since: str | None, until: str | None) -> None:
@@ -102,7 +102,7 @@ class Report:
         Raises NotFound where there is no ledger yet, InvalidRequest for a bad time, ConfigError for a bad URL or file.
         """
         bounds = _bounds(since, until)
-        return cls(open_ledger(url, _within(*bounds)), *bounds)
+        return cls(open_ledger(url, _within(*bounds), *bounds), *bounds)
 
     @classmethod
     def from_rows(
