@@ -172,6 +172,13 @@ class Backend:
         known = self._densities.get(upstream_model, seen)
         self._densities[upstream_model] = known + _SMOOTHING * (seen - known)
 
+    def note_overflow(self, upstream_model: str, size: int, limit: int | None) -> None:
+        """A prompt of so many bytes was too long for the window: the next one like it is not tried first."""
+        if limit:
+            least, _ = _DENSITIES
+            known = self._densities.get(upstream_model, _BYTES_PER_TOKEN)
+            self._densities[upstream_model] = max(min(known, size / limit), least)
+
     def remember_speed(self, upstream_model: str, tokens_per_second: float) -> None:
         """A speed from an earlier run."""
         self._speeds.setdefault(upstream_model, tokens_per_second)

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
-from annotated_types import Ge
+from annotated_types import Ge, Le
+from pydantic import field_validator
 
 from proxy import window
 from proxy.jsons import dumps, loads, splice
@@ -37,8 +38,15 @@ class Restoring(Section):
     restore: Literal["auto", "all", "tools", "current", "never"] = "auto"
     filler: str = "auto"
     lift_think_tags: bool = True
-    max_age_days: Annotated[int, Ge(0)] = 30
-    max_mb: Annotated[int, Ge(0)] = 1024
+    max_age_days: Annotated[int, Ge(0), Le(36_500)] = 30
+    max_mb: Annotated[int, Ge(0), Le(1_000_000_000)] = 1024
+
+    @field_validator("filler")
+    @classmethod
+    def _is_visible(cls, filler: str) -> str:
+        if not filler.strip():
+            raise ValueError('needs a visible text; "off" sends none')
+        return filler
 
     @property
     def filler_text(self) -> str:
@@ -113,9 +121,10 @@ class _Terms:
         message = _with(fate.message, reasoning=None)
         if "reasoning_details" in message.named:
             message = _with_fields(message, reasoning_details=None)
+        rules = (*(rule for rule in fate.rules if rule != "restore"), "window")
         if not self._needs(message):
-            return _Fate(message, "dropped", (*fate.rules, "window"))
-        return _Fate(_with(message, reasoning=self._filler), "dropped", (*fate.rules, "window", "filler"))
+            return _Fate(message, "dropped", rules)
+        return _Fate(_with(message, reasoning=self._filler), "dropped", (*rules, "filler"))
 
     def _thought(self, at: int, message: Message, known: Recalled | None, rules: tuple[str, ...]) -> _Fate:
         """The client's own thought, else the stored one, else what the family insists on."""
@@ -124,7 +133,7 @@ class _Terms:
             if known is not None and _same(own, known.reasoning, mirrored="lift" in rules):
                 message = _thinking(message, known)
             return _Fate(message, "present", rules)
-        if known is not None and known.reasoning and at >= self._first:
+        if known is not None and (known.reasoning or known.turn.details) and at >= self._first:
             return _Fate(_thinking(message, known), "restored", (*rules, "restore"))
         if self._needs(message):
             return _Fate(_with(message, reasoning=self._filler), "filled", (*rules, "filler"))
@@ -142,7 +151,7 @@ _with = msgspec.structs.replace
 def _said(message: Message, known: Recalled | None) -> tuple[Message, tuple[str, ...]]:
     """The message with its visible part as the model wrote it: no thought in the text, its blanks, and its calls."""
     content, rules, changes = message.content, [], {}
-    if message.mirrored is not None:
+    if message.mirrored is not None and not _is_literal(message, known):
         rules.append("lift")
         thought = message.reasoning or (message.mirrored if message.mirrored.strip() else None)
         message = _with(message, reasoning=thought)
@@ -157,6 +166,13 @@ def _said(message: Message, known: Recalled | None) -> tuple[Message, tuple[str,
         changes["tool_calls"] = known.calls.encode()
         message = _with(message, calls=tool_calls(loads(changes["tool_calls"])))
     return (_with_fields(message, **changes), tuple(rules)) if rules else (message, ())
+
+
+def _is_literal(message: Message, known: Recalled | None) -> bool:
+    """Whether what looks like a mirrored thought is the text of an answer that begins so."""
+    if known is None or not known.placed or known.blanks is not None:
+        return False
+    return not same_thought(message.mirrored or "", known.reasoning)
 
 
 def _with_fields(message: Message, **changes: bytes | None) -> Message:
@@ -188,7 +204,7 @@ def _thinking(message: Message, known: Recalled) -> Message:
     details = known.turn.details if known.turn.reasoning == known.reasoning else ""
     if details and "reasoning_details" not in message.named:
         message = _with_fields(message, reasoning_details=details.encode())
-    return _with(message, reasoning=known.reasoning)
+    return _with(message, reasoning=known.reasoning or None)
 
 
 def _stripped(message: Message, rules: tuple[str, ...] = ()) -> _Fate:

@@ -4,24 +4,26 @@ A turn is found by a salted hash chained message by message over the visible his
 left out: they change from day to day, and between agents that share a history (recorded with opencode and Qwen Code).
 Ids of tool calls are left out: Kimi numbers its calls anew in every chat.
 
-Weaker keys serve where a history was trimmed, merged or summarised: a message with the two before it, a message by
-itself, each of its calls by itself, and a message that lost its calls but is followed by their results.
+Weaker keys serve where a history was trimmed, merged, summarised or thinned out: those of a message in a history whose
+tools said something else, with the two messages before it, by itself, by each of its calls, and less its calls or text.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
 
-from proxy.messages import Json, Message, ToolCall
+from proxy.messages import MARK_BYTES, Json, Message, ToolCall, Turn
 
 LONG_TEXT = 200
-"""Characters from which on a text without calls is found by itself; a shorter one is said too often."""
+"""Characters from which on a text without calls is found by itself, and a message with the two before it: shorter ones
+are said too often."""
 
 BETWEEN = "\n\n"
 """Between the thoughts of two turns that a front end made one."""
@@ -41,17 +43,20 @@ _canonical = msgspec.json.Encoder(order="sorted")
 class Weaker:
     """Keys of a message that tell less; each counts only if it leads to one thought alone."""
 
+    outline: bytes | None = None
+    """The message where it stands, whatever the tools before it said: some clients clear or reorder old results."""
     near: bytes | None = None
     """The message with the two visible ones before it: what trimming and summarising leave of a history."""
     whole: bytes | None = None
     """The message by itself."""
     calls: tuple[bytes, ...] = ()
     """Each of its calls by itself, in order."""
-    lost: bytes | None = None
-    """The message where it stands, without its calls but with the ids of their results."""
+    less: tuple[bytes, ...] = ()
+    """The message where it stands, less its text, or less its calls but with the ids of their results, or with any id
+    where it is one result."""
 
     def __iter__(self) -> Iterator[bytes]:
-        yield from (key for key in (self.near, self.whole, *self.calls, self.lost) if key)
+        yield from (key for key in (self.outline, self.near, self.whole, *self.calls, *self.less) if key)
 
 
 class Chain:
@@ -63,7 +68,8 @@ class Chain:
     def __init__(self, messages: Sequence[Message], scope: bytes) -> None:
         self._scope = scope
         self._messages = messages
-        self._last: Message | None = None
+        self._visible: list[tuple[int, bytes]] = []
+        """Position and what is said there."""
         self._here = self._before = _Place(_digest(b"", scope))
         self._places: dict[int, tuple[_Said, _Place]] = {}
         self._weaker: dict[int, Weaker] = {}
@@ -82,36 +88,59 @@ class Chain:
             else:
                 self.system = _digest(self.system, _canonical.encode(_content(message.content)))
                 continue
-            self._last, self._before = message, here
-            here = _Place(_digest(here.state, data), here.last, data)
+            self._visible.append((at, data))
+            self._before = here
+            here = _Place(_digest(here.state, data), here.last, data, here.depth + 1)
             if message.role == "assistant":
                 self.keys[at] = here.state
         self._here = here
+
+    def depth(self, at: int | None = None) -> int:
+        """How many visible messages stand before an assistant message, or before the answer."""
+        return self._here.depth if at is None else self._places[at][1].depth
 
     def weaker(self, at: int) -> Weaker:
         """The weaker keys of the assistant message at a position."""
         if at not in self._weaker:
             said, before = self._places[at]
-            self._weaker[at] = self._keys(said, before, () if said.calls else _answered(self._messages, at))
+            results = () if said.calls else _answered(self._messages, at)
+            self._weaker[at] = self._keys(said, before, results, self._outlines.get(at))
         return self._weaker[at]
 
-    def weaker_than(self, found: Container[bytes]) -> list[bytes]:
-        """The weaker keys of all messages whose own key is not found."""
-        return [weaker for at, key in self.keys.items() if key not in found for weaker in self.weaker(at)]
+    @cached_property
+    def _outlines(self) -> dict[int, bytes]:
+        """Position of an assistant message behind tool results → its outline; at -1 the state before the answer."""
+        found: dict[int, bytes] = {}
+        state, thinned = _digest(self._scope, b"outline"), False
+        for at, data in self._visible:
+            if self._messages[at].role == "tool":
+                thinned = True
+                continue
+            state = _digest(state, data)
+            if thinned and at in self.keys:
+                found[at] = state
+        return {**found, -1: state} if thinned else {}
 
-    def thought(self, text: str) -> bytes:
-        """A name for a thought, also for none, for `Turn.previous`."""
-        return _digest(self._scope, text.encode())
+    def weaker_than(self, exact: Mapping[bytes, Sequence[Turn]]) -> list[bytes]:
+        """The weaker keys of all messages that are not found by their own, or only because a weaker one led there."""
+        lacking = [at for at, key in self.keys.items() if all(turn.settled for turn in exact.get(key, ()))]
+        return [weaker for at in lacking for weaker in self.weaker(at)]
+
+    def mark(self, text: str) -> bytes:
+        """The mark of a thought, also of none, for `Turn.seen`."""
+        return _digest(self._scope, text.encode())[:MARK_BYTES]
 
     def answer(self, text: str, calls: tuple[ToolCall, ...]) -> tuple[bytes, Weaker]:
         """The keys of an answer to this history."""
         said = _Said(text, calls)
         ids = [call.id for call in calls if call.id]
-        return self._here.after(said.data), self._keys(said, self._here, ids if len(ids) == len(calls) else ())
+        outline = _digest(self._outlines[-1], said.data) if self._outlines else None
+        weaker = self._keys(said, self._here, ids if len(ids) == len(calls) else (), outline, stored=True)
+        return self._here.after(said.data), weaker
 
     def continued(self, text: str, calls: tuple[ToolCall, ...]) -> list[bytes]:
         """Keys of the one message that front ends make of a trailing assistant message and the answer to it."""
-        last = self._last
+        last = self._messages[self._visible[-1][0]] if self._visible else None
         if last is None or last.role != "assistant" or not isinstance(last.content, str | None):
             return []
         first = last.content or ""
@@ -119,25 +148,33 @@ class Chain:
         said = [_Said(joined, last.calls + calls) for joined in dict.fromkeys(texts)]
         return list(dict.fromkeys(self._before.after(one.data) for one in said))
 
-    def _keys(self, said: _Said, before: _Place, ids: Sequence[str]) -> Weaker:
+    def _keys(
+        self, said: _Said, before: _Place, ids: Sequence[str], outline: bytes | None, *, stored: bool = False
+    ) -> Weaker:
         """The weaker keys of what was said after `before`; `ids` are those of its results."""
-        lone_call = len(said.calls) == 1 and not said.text
-        findable = said.calls or len(said.text) >= LONG_TEXT
-        lost = ["lost", said.text, sorted(map(plain_id, ids))]
+        text = said.text if isinstance(said.text, str) else ""
+        findable = said.calls or len(text) >= LONG_TEXT
+        around = before.last_but_one + before.last + said.data
+        less = [["no calls", said.text, sorted(map(plain_id, ids))]] if ids else []
+        less += [["no calls", said.text]] if len(ids) == 1 else []
+        # A turn of calls alone is found by its own key; here it may be what is left of one with a text, or such a one.
+        less += [["no text", said.calls]] if said.calls and bool(text) == stored else []
         return Weaker(
-            near=_digest(self._scope, before.last_but_one + before.last + said.data) if before.last_but_one else None,
-            whole=_digest(self._scope, said.data) if findable and not lone_call else None,
+            outline=outline,
+            near=_digest(self._scope, around) if before.last_but_one and len(around) >= LONG_TEXT else None,
+            whole=_digest(self._scope, said.data) if findable and (text or len(said.calls) != 1) else None,
             calls=tuple(_digest(self._scope, _canonical.encode(["call", *call])) for call in said.calls),
-            lost=_digest(before.state, _canonical.encode(lost)) if ids else None,
+            less=tuple(_digest(before.state, _canonical.encode(parts)) for parts in less),
         )
 
 
 class _Place(NamedTuple):
-    """A place in a history: the hash of all that was said before it, and the last two messages of that."""
+    """A place in a history: the hash of all that was said before it, the last two messages of that, and how many."""
 
     state: bytes
     last_but_one: bytes = b""
     last: bytes = b""
+    depth: int = 0
 
     def after(self, said: bytes) -> bytes:
         """The hash of all up to and with a further message."""

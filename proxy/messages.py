@@ -179,9 +179,10 @@ class Turn(msgspec.Struct, frozen=True):
     those before and after the visible text, None where they cannot be put back. `effort` is what the default chose for
     the conversation: a word, empty where it chose to send none, None where the client chose.
 
-    Where one key has several turns, `previous` (a hash of the thought of the assistant turn before, also of none; empty
-    where that is unknown), `conversation` and `system` (a hash of the system messages) tell them apart. `client` is the
-    configured name.
+    Where one key has several turns, `seen` (marks of the thoughts of the assistant turns before it, also of none, the
+    nearest last, MOST_MARKS at the most), `conversation` and `system` (a hash of the system messages) tell them apart.
+    `client` is the configured name, `made` when the answer ended, in milliseconds since 1970, `depth` the number of
+    visible messages before it. A `settled` turn stands where a weaker key led to it, and not where it was generated.
     """
 
     key: bytes
@@ -190,18 +191,26 @@ class Turn(msgspec.Struct, frozen=True):
     calls: str = ""
     details: str = ""
     blanks: tuple[str, str] | None = ("", "")
-    previous: bytes = b""
+    seen: bytes = b""
     system: bytes = b""
     client: str | None = None
     conversation: str | None = None
+    made: int = 0
+    depth: int = 0
+    settled: bool = False
     weaker: tuple[bytes, ...] = ()
+
+    def saw(self, back: int) -> bytes:
+        """The mark of the thought so many assistant turns before it; empty where that is not known."""
+        start = len(self.seen) - MARK_BYTES * back
+        return self.seen[start : start + MARK_BYTES] if start >= 0 else b""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a store knows of the keys that it was asked for.
 
-    `exact`: key → its turns, the oldest first, one for each different thought and no more than MOST_TURNS.
+    `exact`: key → its turns, the oldest first, different in `reasoning` or `seen`, and no more than MOST_TURNS.
     `sole`: weaker key → the turn it leads to, for those that lead to one thought alone.
     """
 
@@ -209,8 +218,11 @@ class Found:
     sole: Mapping[bytes, Turn] = field(default_factory=dict)
 
 
-MOST_TURNS = 8
-"""Different thoughts that one key may have; the oldest goes when there are more."""
+MARK_BYTES = 4
+MOST_MARKS = 16
+
+MOST_TURNS = 32
+"""Different turns that one key may have; the oldest goes when there are more."""
 
 
 def count_of(value: Json) -> int | None:

@@ -18,6 +18,7 @@ from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
 from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping, UpstreamError, UpstreamTimeout
 from proxy.messages import Call, Found, Plan, Reply
+from proxy.places import hide_password, sqlite_path
 from proxy.recall import Recalled, Recaller
 from proxy.record import Record
 from proxy.store import Store, open_store
@@ -61,7 +62,11 @@ class Pipeline:
         """A pipeline with the store that the settings name. Raises ConfigError where it cannot be opened."""
         kept, store = settings.history, settings.store
         limits = {"max_age_days": kept.max_age_days, "max_mb": kept.max_mb}
-        return cls(settings, open_store(store.url, store.ledger_jsonl, **limits))
+        made = cls(settings, open_store(store.url, store.ledger_jsonl, **limits))
+        path = sqlite_path(store.url)
+        where = path.absolute() if path else hide_password(store.url)
+        log.info("turns and ledger are kept in %s%s", where, ", until this ends" if where == "memory" else "")
+        return made
 
     def start(self) -> None:
         """Begin to look at the backends."""
@@ -126,6 +131,7 @@ class Pipeline:
         answer = await self._sent(call, plan, route.backend)
         if plan.restored and await relay.overflows(answer):
             # Nothing was generated, and the client's own messages may fit: only what we added is too much.
+            route.backend.note_overflow(route.upstream_model, window.size(plan), facts.context_limit)
             plan = self._planned(Plan(request, facts, request.messages), known, bare=True)
             record.planned(plan, chain, known, route, attempts=2)
             answer = await self._sent(call, plan, route.backend)

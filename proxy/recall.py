@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from proxy.jsons import dumps, loads
 from proxy.keys import BETWEEN, Chain, plain_id
-from proxy.messages import Found, Message, Turn
+from proxy.messages import MARK_BYTES, Found, Message, Turn
 from proxy.thinking import same_thought
 
 
@@ -46,108 +46,168 @@ class Recaller:
         self._found = found
         self._conversation = conversation
         self._positions = list(chain.keys)
-        self._no_thought = chain.thought("")
+        self._no_thought = chain.mark("")
+        self._made_before: dict[int, int] = {}
+        """When the next turn that is found where it stands was made; 0 where there is none."""
 
     def all(self) -> dict[int, Recalled]:
         """Position → what is known of the assistant message there."""
         known: dict[int, Recalled] = {}
-        previous = b""
-        for at in reversed(self._positions):  # a turn tells which thought went before it
-            recalled = self._placed(at, previous)
+        after, back = None, 0
+        for at in reversed(self._positions):  # a turn tells which thoughts went before it
+            back += 1
+            recalled = self._placed(at, after, back)
+            self._made_before[at] = after.made if after is not None else 0
             if recalled is not None:
-                known[at] = recalled
-            previous = recalled.turn.previous if recalled is not None else self._hint(at)
+                known[at], after, back = recalled, recalled.turn, 0
         alone = self._alone_once(known)
         for number, at in enumerate(self._positions):
             before = self._positions[number - 1] if number else None
             behind = self._positions[number + 1] if number + 1 < len(self._positions) else None
             if at not in known:
-                recalled = self._near(at, before, behind, known)
-                recalled = recalled or self._with_results(at, behind, known)
-                recalled = recalled or self._by_itself(alone.get(at, []), before, behind, known)
+                recalled = self._outlined(at, behind, known)
+                recalled = recalled or self._near(at, before, behind, known)
+                recalled = recalled or self._with_less(at, behind, known)
+                recalled = recalled or self._by_itself(at, alone.get(at, []), before, behind, known)
                 if recalled is not None:
                     known[at] = recalled
         return known
 
-    def _placed(self, at: int, previous: bytes) -> Recalled | None:
+    def _placed(self, at: int, after: Turn | None, back: int) -> Recalled | None:
         """The turn of this very history; of several, what tells them apart decides, and then the newest.
 
-        Where the turn behind it saw no thought here, none is recalled: what went upstream once stays as it was.
+        `after` is the next assistant turn that is found where it stands, `back` how many before it this one is.
         """
-        turns = self._found.exact.get(self._chain.keys[at])
-        if not turns or (previous and previous == self._no_thought and all(turn.reasoning for turn in turns)):
+        mark = after.saw(back) if after is not None else b""
+        made = after.made if after is not None else 0
+        turns = self._found.exact.get(self._chain.keys[at], ())
+        turns = [turn for turn in turns if self._may_stand(turn, mark, made) or self._is_shown(at, turn)]
+        if not turns:
             return None
+        mark = mark or self._hint_behind(at)
+        before = after.seen[: -MARK_BYTES * back] if after is not None else b""
         turn = (
-            turns[-1] if len(turns) == 1 else max(reversed(turns), key=lambda turn: self._likeness(at, turn, previous))
+            turns[-1] if len(turns) == 1 else max(turns[::-1], key=lambda turn: self._likeness(at, turn, mark, before))
         )
         return Recalled(turn, turn.reasoning, turn.blanks, self._lost_calls(at, turn) or "", placed=True)
 
-    def _likeness(self, at: int, turn: Turn, previous: bytes) -> tuple[bool, bool, bool, bool]:
-        """The thought that the client shows; what went upstream once; the same conversation; the same system prompt."""
-        own = self._messages[at].reasoning or self._messages[at].mirrored
+    def _may_stand(self, turn: Turn, mark: bytes, made: int) -> bool:
+        """Whether a later turn does not speak against it: it tells by a mark which thought it saw, empty if it cannot.
+
+        It may have seen none because the store was away, but not a turn that was made later. A settled turn was put
+        here by a guess of ours: it must belong to the conversation, or have been seen.
+        """
+        if mark == self._chain.mark(turn.reasoning):
+            return True
+        if turn.settled and (not turn.conversation or turn.conversation != self._conversation):
+            return False
+        return not mark or (mark == self._no_thought and turn.made < made)
+
+    def _likeness(self, at: int, turn: Turn, mark: bytes, before: bytes) -> tuple[bool, bool, int, bool, bool]:
+        """The thought that the client shows; what went upstream once, here and before; the same conversation; the same
+        system prompt."""
+        alike = zip(turn.seen[::-1], before[::-1], strict=False)
         return (
-            own is not None and same_thought(own, turn.reasoning),
-            bool(previous) and self._chain.thought(turn.reasoning) == previous,
+            self._is_shown(at, turn),
+            self._chain.mark(turn.reasoning) == mark,
+            sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], alike)),
             turn.conversation == self._conversation,
             turn.system == self._chain.system,
         )
 
-    def _hint(self, at: int) -> bytes:
-        """Which thought went before a message that is not found where it stands, as its weaker keys have it."""
-        turns = (self._found.sole.get(key) for key in self._chain.weaker(at))
-        return next((turn.previous for turn in turns if turn is not None), b"")
+    def _is_shown(self, at: int, turn: Turn) -> bool:
+        """Whether the client sends this turn's thought by itself."""
+        own = self._messages[at].reasoning or self._messages[at].mirrored
+        return own is not None and same_thought(own, turn.reasoning)
 
-    def _with_results(self, at: int, behind: int | None, known: Mapping[int, Recalled]) -> Recalled | None:
-        """The turn of a message that lost its calls, where the results behind it are those of its calls."""
-        key = self._chain.weaker(at).lost
-        turn = self._found.sole.get(key) if key else None
-        calls = self._lost_calls(at, turn) if turn is not None else None
-        if turn is None or calls is None or not self._is_seen(turn, behind, known):
+    def _hint_behind(self, at: int) -> bytes:
+        """The mark of this thought as the weaker keys of the assistant message behind it have it."""
+        behind = self._positions.index(at) + 1
+        hint = self._hint(self._positions[behind]) if behind < len(self._positions) else None
+        return hint.saw(1) if hint is not None else b""
+
+    def _hint(self, at: int) -> Turn | None:
+        """The turn that a weaker key has for a message which is not found where it stands."""
+        turns = (self._found.sole.get(key) for key in self._chain.weaker(at))
+        return next((turn for turn in turns if turn is not None), None)
+
+    def _outlined(self, at: int, behind: int | None, known: Mapping[int, Recalled]) -> Recalled | None:
+        """The turn of a message where it stands, in a history in which tools now say something else."""
+        turn = self._sole(at, self._chain.weaker(at).outline)
+        if turn is None or (behind in known and not self._is_seen(turn, behind, known)):
             return None
-        return Recalled(turn, turn.reasoning, turn.blanks, calls)
+        return Recalled(turn, turn.reasoning, turn.blanks, self._lost_calls(at, turn) or "")
+
+    def _with_less(self, at: int, behind: int | None, known: Mapping[int, Recalled]) -> Recalled | None:
+        """The turn of a message that lost its text, or its calls where the results behind it are those of its calls."""
+        message = self._messages[at]
+        turns = (self._sole(at, key) for key in self._chain.weaker(at).less)
+        turn = next((turn for turn in turns if turn is not None), None)
+        if turn is None or (behind in known and not self._is_seen(turn, behind, known)):
+            return None
+        if message.calls:
+            return Recalled(turn, turn.reasoning)
+        calls = self._lost_calls(at, turn)
+        return None if calls is None else Recalled(turn, turn.reasoning, turn.blanks, calls)
 
     def _lost_calls(self, at: int, turn: Turn) -> str | None:
         """The calls of a turn whose message has none, as JSON; None where the results behind it are not theirs."""
         if self._messages[at].calls or not turn.calls:
             return None
         calls = loads(turn.calls.encode())
-        behind = (message.call_id for message in self._messages[at + 1 : at + 1 + len(calls)])
-        ids = {plain_id(name): name for name in behind if name}
-        if {plain_id(call["id"]) for call in calls} != ids.keys():
+        behind = self._messages[at + 1 : at + 1 + len(calls)]
+        ids = [message.call_id for message in behind if message.role == "tool" and message.call_id]
+        plain = {plain_id(name): name for name in ids}
+        if len(ids) == len(calls) == 1:
+            plain = {plain_id(calls[0]["id"]): ids[0]}  # whatever the client calls it
+        if {plain_id(call["id"]) for call in calls} != plain.keys():
             return None
-        return dumps([{**call, "id": ids[plain_id(call["id"])]} for call in calls]).decode()
+        return dumps([{**call, "id": plain[plain_id(call["id"])]} for call in calls]).decode()
 
     def _near(self, at: int, before: int | None, behind: int | None, known: Mapping[int, Recalled]) -> Recalled | None:
         """The turn of a message with the two before it."""
-        turn = self._sole(self._chain.weaker(at).near)
-        if turn is None or not self._follows(turn, before, known):
+        turn = self._sole(at, self._chain.weaker(at).near)
+        if turn is None or self._is_edited(at, turn) or not self._follows(turn, before, known):
             return None
-        if behind in known and behind is not None and not self._is_seen(turn, behind, known):
+        if behind in known and not self._is_seen(turn, behind, known):
             return None
         return Recalled(turn, turn.reasoning, turn.blanks)
 
     def _by_itself(
-        self, told: Sequence[Turn], before: int | None, behind: int | None, known: Mapping[int, Recalled]
+        self, at: int, told: Sequence[Turn], before: int | None, behind: int | None, known: Mapping[int, Recalled]
     ) -> Recalled | None:
         """The turns that a message alone leads to, where each follows on the one before, the neighbours' included.
 
         For a history that is not trimmed but unknown, from another proxy or another caller, may make the same calls.
         """
-        if not told or not self._follows(told[0], before, known) or not self._is_seen(told[-1], behind, known):
+        if not told or (len(told) == 1 and self._is_edited(at, told[0])):
             return None
-        if any(self._chain.thought(one.reasoning) != other.previous for one, other in itertools.pairwise(told)):
+        if not self._follows(told[0], before, known) or not self._is_seen(told[-1], behind, known):
+            return None
+        if any(self._chain.mark(one.reasoning) != other.saw(1) for one, other in itertools.pairwise(told)):
             return None
         blanks = told[0].blanks if len(told) == 1 else None
         return Recalled(told[-1], BETWEEN.join(turn.reasoning for turn in told if turn.reasoning), blanks)
+
+    def _is_edited(self, at: int, turn: Turn) -> bool:
+        """Whether a history is as long as the turn's and under the same system prompt, and yet another one.
+
+        Then it was not cut or summarised: somebody changed a word in it, or it is another chat that goes on alike.
+        """
+        return turn.depth == self._chain.depth(at) and turn.system == self._chain.system
 
     def _follows(self, turn: Turn, before: int | None, known: Mapping[int, Recalled]) -> bool:
         """Whether a turn saw the thought of the assistant message before it; at the front nobody can know that."""
         if before is None or (before not in known and self._is_front(before)):
             return True
-        own = self._messages[before].reasoning or self._messages[before].mirrored
-        if before not in known and own is None:
+        recalled, message = known.get(before), self._messages[before]
+        if recalled is None and not (message.reasoning or message.mirrored):
             return False
-        return turn.previous == self._chain.thought(thought_of(self._messages[before], known.get(before)))
+        seen = [
+            thought_of(message, recalled),
+            *([recalled.turn.reasoning] if recalled else []),
+        ]  # of a merged one, its last
+        return turn.saw(1) in map(self._chain.mark, seen)
 
     def _is_front(self, at: int) -> bool:
         """Whether a message that is not known may be one whose place was cut away, and that is not found by itself."""
@@ -158,8 +218,8 @@ class Recaller:
         """Whether the assistant message behind a turn saw its thought, if there is one that is not just begun."""
         if behind is None or behind == len(self._messages) - 1:
             return True
-        after = known[behind].turn if behind in known else self._sole(self._chain.weaker(behind).near)
-        return after is not None and after.previous == self._chain.thought(turn.reasoning)
+        after = known[behind].turn if behind in known else self._hint(behind)
+        return after is not None and after.saw(1) == self._chain.mark(turn.reasoning)
 
     def _alone_once(self, known: Mapping[int, Recalled]) -> dict[int, list[Turn]]:
         """What messages lead to by themselves, but no turn in two places."""
@@ -175,20 +235,21 @@ class Recaller:
     def _alone(self, at: int) -> list[Turn]:
         """The turns of a message by itself, in order; none where a key leads nowhere."""
         message, weaker = self._messages[at], self._chain.weaker(at)
-        whole = self._sole(weaker.whole)
+        whole = self._sole(at, weaker.whole)
         if whole is not None:
             return [whole]
         if message.content and len(weaker.calls) == 1:
             return []
-        turns = [self._sole(key) for key in weaker.calls]
+        turns = [self._sole(at, key) for key in weaker.calls]
         told = {turn.key: turn for turn in turns if turn is not None}  # the calls of one turn lead to it each
         if None in turns or (message.content and len(told) == 1):
             return []  # the calls of one turn under another text: somebody changed the text
         return list(told.values())
 
-    def _sole(self, key: bytes | None) -> Turn | None:
-        """The turn of a weaker key, unless it is known to belong to another conversation."""
+    def _sole(self, at: int, key: bytes | None) -> Turn | None:
+        """The turn of a weaker key, unless it is of another conversation, or was made after what stands behind it."""
         turn = self._found.sole.get(key) if key else None
-        if turn is None or (self._conversation and turn.conversation and turn.conversation != self._conversation):
+        if turn is None or turn.conversation != self._conversation:
             return None
-        return turn
+        before = self._made_before.get(at)
+        return None if before and turn.made > before else turn

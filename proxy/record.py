@@ -156,11 +156,11 @@ class Record:
             return
         effort = (plan.effort or "") if plan.effort_reason in _CHOSEN_BY_DEFAULT and plan.kind == "chat" else None
         rememberer = Rememberer(chain, plan.request.messages, plan.messages, self._known)
-        turns = list(rememberer.settled())
+        turns = list(rememberer.settled(entry.conversation))
         for choice, reasoning, text in self.fold.answers():
             if choice.shows:
                 details = dumps(choice.details).decode() if choice.details else ""
-                whose = (effort, entry.client, entry.conversation)
+                whose = (effort, entry.client, entry.conversation, time.time_ns() // 1_000_000)
                 turns += rememberer.answered(Answer(text, choice.tool_calls, reasoning, details, *whose))
         for turn in turns:
             self._store.put_turn(turn)

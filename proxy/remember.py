@@ -9,7 +9,7 @@ import msgspec
 
 from proxy.jsons import dumps
 from proxy.keys import BETWEEN, Chain
-from proxy.messages import Message, ToolCall, Turn
+from proxy.messages import MOST_MARKS, Message, ToolCall, Turn
 from proxy.recall import Recalled, thought_of
 from proxy.thinking import lifted
 
@@ -28,6 +28,7 @@ class Answer:
     effort: str | None = None
     client: str | None = None
     conversation: str | None = None
+    made: int = 0
 
 
 class Rememberer:
@@ -41,10 +42,11 @@ class Rememberer:
         self._sent = sent
         self._known = known
 
-    def settled(self) -> Iterator[Turn]:
+    def settled(self, conversation: str | None) -> Iterator[Turn]:
         """Turns that weaker keys led to and whose thoughts went upstream: they have a place of their own from now on.
 
-        So they stay when another turn makes those keys lead nowhere, and the prompt's beginning does not change.
+        So they stay in this conversation when another turn makes those keys lead nowhere, and the prompt's beginning
+        does not change.
         """
         for at, recalled in self._known.items():
             if not recalled.placed and recalled.reasoning == (self._sent[at].reasoning or ""):
@@ -53,16 +55,20 @@ class Rememberer:
                     key=self._chain.keys[at],
                     reasoning=recalled.reasoning,
                     blanks=recalled.blanks,
-                    previous=self._thought_before(at),
+                    seen=self._seen(at),
                     system=self._chain.system,
+                    conversation=conversation,
+                    settled=True,
                     weaker=(),
                 )
 
     def answered(self, answer: Answer) -> Iterator[Turn]:
         """The answer, and before it what a front end's "continue" makes of it and the text that it goes on from."""
         text, reasoning = answer.text, answer.reasoning
-        if not reasoning and (found := lifted(text)):  # the engine has no parser, and nobody split its text
-            reasoning, text = found
+        blanks = _blanks(text)
+        if found := lifted(text):  # as it will be read when it comes back
+            text, blanks = found[1], None
+            reasoning = reasoning or found[0]  # the engine has no parser, and nobody split its text
         key, weaker = self._chain.answer(text, answer.calls)
         turn = Turn(
             key,
@@ -70,24 +76,26 @@ class Rememberer:
             effort=answer.effort,
             calls=_calls(answer.calls),
             details=answer.details,
-            blanks=_blanks(text),
-            previous=self._thought_before(len(self._asked)),
+            blanks=blanks,
+            seen=self._seen(len(self._asked)),
             system=self._chain.system,
             client=answer.client,
             conversation=answer.conversation,
+            made=answer.made,
+            depth=self._chain.depth(),
             weaker=tuple(weaker),
         )
         begun = self._known.get(len(self._asked) - 1)
         both = BETWEEN.join(thought for thought in (begun.reasoning if begun else "", reasoning) if thought)
-        joined = msgspec.structs.replace(turn, reasoning=both, details="", blanks=None, previous=b"", weaker=())
+        joined = msgspec.structs.replace(turn, reasoning=both, details="", blanks=None, seen=b"", weaker=())
         yield from (msgspec.structs.replace(joined, key=other) for other in self._chain.continued(text, answer.calls))
         yield turn
 
-    def _thought_before(self, at: int) -> bytes:
-        """The thought of the assistant turn before a position, whether it went upstream or not."""
-        before = next((at for at in range(at - 1, -1, -1) if self._asked[at].role == "assistant"), None)
-        thought = "" if before is None else thought_of(self._asked[before], self._known.get(before))
-        return self._chain.thought(thought)
+    def _seen(self, at: int) -> bytes:
+        """Marks of the thoughts of the assistant turns before a position, whether they went upstream or not."""
+        before = [position for position in self._chain.keys if position < at][-MOST_MARKS:]
+        thoughts = (thought_of(self._asked[position], self._known.get(position)) for position in before)
+        return b"".join(map(self._chain.mark, thoughts))
 
 
 def _calls(calls: Sequence[ToolCall]) -> str:

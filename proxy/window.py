@@ -9,8 +9,8 @@ from proxy import tokens
 from proxy.errors import ContextLengthExceeded
 from proxy.messages import Plan
 
-_STEPS = 8
-"""Thoughts are left out in eighths of the window: were it one by one, the prompt's beginning would change each turn."""
+_STEPS = 4
+"""Thoughts are left out in quarters of the window: one by one, the prompt's beginning would change with each turn."""
 _LEAST_ROOM = 1024
 _MOST_BYTES_PER_TOKEN = 6
 """No text in use is denser: a prompt that is too long even so is too long."""

@@ -57,6 +57,7 @@ class Memory:
 
     def __init__(self, family: str = "kimi-k3", *, engine_refuses: bool = False, **settings: Any) -> None:
         self.turns: list[Turn] = []
+        self.made = 0
         self.facts = Facts("b", "kimi", FAMILIES.named(family), "m", refuses_missing=engine_refuses)
         self.settings = Restoring(**settings)
 
@@ -100,8 +101,9 @@ class Memory:
             for call in said.get("tool_calls", [])
         )
         rememberer = Rememberer(self.chain, plan.request.messages, plan.messages, self.known)
-        answer = Answer(said["content"] or "", calls, thought, details, effort, None, conversation)
-        self.turns += [*rememberer.settled(), *rememberer.answered(answer)]
+        self.made += 1
+        answer = Answer(said["content"] or "", calls, thought, details, effort, None, conversation, self.made)
+        self.turns += [*rememberer.settled(conversation), *rememberer.answered(answer)]
         return plan
 
 

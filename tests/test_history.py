@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from chats import ANSWER, CALL, RESULT, USER, Memory, asks, result, rules, says, thoughts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.history import FILLER, conversation_effort
 from proxy.messages import History, Plan
-from tests.chats import ANSWER, CALL, RESULT, USER, Memory, asks, result, rules, says, thoughts
 
 FOUR = (USER, ANSWER, USER, CALL, RESULT)
 

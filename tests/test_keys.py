@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from chats import CALL, LONG, RESULT, SCOPE, USER, asks, request, result, says
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import keys
 from proxy.keys import LONG_TEXT, Chain, plain_id
 from proxy.messages import ToolCall
-from tests.chats import CALL, LONG, RESULT, SCOPE, USER, asks, request, result, says
 
 
 def found(*messages: dict[str, Any], scope: bytes = SCOPE) -> list[bytes]:
@@ -176,12 +176,21 @@ def test_a_message_that_lost_its_calls_is_found_by_the_ids_of_their_results():
     """As the strictest client writes them back, in any order; at another place it is another message."""
     chain = Chain(request(USER).messages, SCOPE)
     _, told = chain.answer("I look.", (ToolCall("ls", "{}", "functions.ls:0"), ToolCall("cat", "{}", "c2")))
-    lost = weaker(USER, says("I look."), result("c2"), result("functions_ls_0")).lost
-    assert told.lost == lost is not None
-    assert weaker(asks("other"), says("I look."), result("c2"), result("functions.ls:0")).lost != lost
-    assert weaker(USER, says("I look."), result("c2"), asks("?")).lost not in (None, lost)
-    assert weaker(USER, says("I look."), asks("?")).lost is None
-    assert weaker(USER, says("I look."), {"role": "tool", "content": "-"}).lost is None
+    lost = weaker(USER, says("I look."), result("c2"), result("functions_ls_0")).less
+    assert lost[0] in told.less
+    assert len(lost) == 1
+    assert not set(weaker(asks("other"), says("I look."), result("c2"), result("functions.ls:0")).less) & set(lost)
+    assert not set(weaker(USER, says("I look."), result("c2"), asks("?")).less) & set(lost)
+    assert weaker(USER, says("I look."), asks("?")).less == ()
+    assert weaker(USER, says("I look."), {"role": "tool", "content": "-"}).less == ()
+
+
+def test_a_lone_lost_call_is_found_whatever_its_results_id_is():
+    """There is only one call that the result can belong to."""
+    _, told = Chain(request(USER).messages, SCOPE).answer("I look.", (ToolCall("ls", "{}", "c1"),))
+    same, other = (weaker(USER, says("I look."), result(name)).less for name in ("c1", "n1"))
+    assert told.less[:2] == same
+    assert (other[0] != same[0], other[1] == same[1]) == (True, True)
 
 
 def test_an_id_is_plain_as_kimi_code_writes_it():
@@ -209,4 +218,6 @@ def test_an_answer_is_found_wherever_it_stands(history):
         after = Chain(request(USER, *history, message).messages, SCOPE)
         at = len(history) + 1
         assert key == after.keys[at]
-        assert (told.whole, told.calls) == (after.weaker(at).whole, after.weaker(at).calls)
+        there = after.weaker(at)
+        assert told.outline == there.outline
+        assert (told.near, told.whole, told.calls) == (there.near, there.whole, there.calls)

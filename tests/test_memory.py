@@ -101,6 +101,21 @@ async def test_a_prompt_that_only_restored_thoughts_make_too_long_goes_again_wit
         assert "window" in row["decisions"]
 
 
+async def test_a_window_that_proved_shorter_than_estimated_is_not_tried_again():
+    """Once was enough to learn how dense this text is."""
+    thought = "t " * 1500
+    replies = [answer("Two.", reasoning=thought), error(400, WINDOW), answer("Fine."), answer("Good.")]
+    async with FakeBackend(*replies) as backend:
+        small = {"url": backend.url, "engine": "kimi", "family": "kimi-k3", "models": ["m"], "context_limit": 3000}
+        given = settings(backend.url, backends={"local": small}, policy={"min_completion_tokens": 0})
+        async with serving(given) as proxy:
+            await proxy.chat(asks("go"))
+            first = await proxy.chat(asks("go"), says("Two."), asks("and?"))
+            again = await proxy.chat(asks("go"), says("Two."), asks("and?"), says("Fine."), asks("so?"))
+            assert [told.headers["x-proxy-decisions"] for told in (first, again)] == ["window", "window"]
+            assert (first.status_code, again.status_code, len(backend.requests)) == (200, 200, 4)
+
+
 async def test_a_prompt_that_is_too_long_by_itself_is_told_in_the_word_that_clients_know():
     """The backend's words stay; agents shorten their history when they read the code."""
     async with FakeBackend(error(400, WINDOW)) as backend, serving(settings(backend.url)) as proxy:
@@ -162,6 +177,38 @@ async def test_a_text_keeps_the_bytes_it_was_first_sent_with():
         assert third[start:].startswith(second[start : second.index(b"]", start)])
 
 
+@pytest.mark.parametrize("content", [5, 5.5, True, {"a": 1}, [[1]], [None]])
+async def test_a_content_that_is_none_is_the_backends_to_refuse(content):
+    """It goes on as it came, and is no reason to fail."""
+    async with FakeBackend() as backend, serving(settings(backend.url)) as proxy:
+        message = {"role": "assistant", "content": content}
+        told = await proxy.chat(asks("go"), message, asks("and?"))
+        assert (told.status_code, backend.requests[-1].body["messages"][1]) == (200, message)
+
+
+@pytest.mark.parametrize("text", ["<think>example</think> is how it is written.", "<think>a</think>"])
+async def test_an_answer_that_begins_with_mark_up_keeps_its_text_and_its_thought(text):
+    """The thought is the one that the model wrote, not the example."""
+    async with FakeBackend(answer(text, reasoning="REAL")) as backend, serving(settings(backend.url)) as proxy:
+        shown = (await proxy.chat(asks("go"))).json()["choices"][0]["message"]
+        assert shown["content"] == text
+        await proxy.chat(asks("go"), says(text), asks("and?"))
+        assert backend.requests[-1].body["messages"][1] == says(text, reasoning_content="REAL")
+
+
+async def test_details_that_nobody_can_read_go_back_too():
+    """Encrypted reasoning of a tool turn, without a word in clear text."""
+    details = [{"type": "reasoning.encrypted", "data": "xyz"}]
+    message = {"role": "assistant", "content": "Two.", "reasoning": None, "reasoning_details": details}
+    body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
+    reply = raw(body, headers={"content-type": "application/json"})
+    async with FakeBackend(reply) as backend, serving(settings(backend.url, engine="openrouter")) as proxy:
+        await proxy.chat(asks("go"))
+        told = await proxy.chat(asks("go"), says("Two."), asks("and?"))
+        assert backend.requests[-1].body["messages"][1] == says("Two.", reasoning_details=details)
+        assert "restored=1" in told.headers["x-proxy-history"]
+
+
 async def test_what_is_left_of_a_stopped_answer_goes_as_an_empty_text():
     """Neither text nor calls: strict engines want one of them."""
     async with FakeBackend() as backend, serving(settings(backend.url)) as proxy:
@@ -191,8 +238,9 @@ async def test_a_trimmed_history_keeps_the_thoughts_that_are_certain():
     """A long text and a call without their places, under a summary."""
     async with FakeBackend(answer(LONG, reasoning="R1"), answer(reasoning="R2", calls=CALLS), answer("x")) as backend:
         async with serving(settings(backend.url)) as proxy:
-            await proxy.chat(asks("one"))
-            await proxy.chat(asks("one"), says(LONG), asks("two"))
+            begin = (asks("Hello."), says("Hi."), asks("one"))
+            await proxy.chat(*begin)
+            await proxy.chat(*begin, says(LONG), asks("two"))
             told = await proxy.chat(asks("summary"), says(LONG), asks("two"), LS, result("functions.ls:0"))
             sent = backend.requests[-1].body["messages"]
             assert [sent[at].get("reasoning_content") for at in (1, 3)] == ["R1", "R2"]

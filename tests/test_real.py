@@ -161,7 +161,7 @@ url = "sqlite:///{tmp_path / "proxy.db"}"
 async def test_the_engines_own_errors_come_through_with_their_words(engine):
     """A prompt beyond the window, and a bad tool: the SDK raises what it raises without the proxy.
 
-    The code of the first is OpenAI's, by which agents know what to do. Far beyond the window the proxy says it by itself.
+    The code of the first is OpenAI's, by which agents know what to do. Far beyond the window it is the proxy's answer.
     """
     async with proxied(engine.url) as (sdk, _):
         for words, message in ((4500, "exceeds the available context size"), (6000, "shorten `messages`")):

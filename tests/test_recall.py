@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from chats import CALL, LONG, RESULT, USER, Memory, asks, result, rules, says, thoughts
 
 from proxy.messages import History
-from tests.chats import CALL, LONG, RESULT, USER, Memory, asks, result, rules, says, thoughts
 
 LS = says("", ("c1", "ls", {}))
 CAT = says("", ("c2", "cat", {"f": "a"}))
@@ -50,11 +50,51 @@ def test_a_thought_that_went_upstream_stays_although_another_chat_repeats_the_wo
     assert thoughts(memory.plan(USER, says("Hi."), asks("else"))) == ["T2"]
 
 
+BEFORE = (asks("Hello."), says("Hi."))
+"""The beginning of a chat, which a client cuts off later."""
+
+
 def test_a_call_is_recalled_after_the_front_of_the_history_was_trimmed():
     """Its name and arguments lead to one thought."""
     memory = Memory()
-    memory.answer(USER, said=CALL, thought="I call ls.")
+    memory.answer(*BEFORE, USER, said=CALL, thought="I call ls.")
     assert thoughts(memory.plan(asks("continue"), CALL, RESULT)) == ["I call ls."]
+
+
+def test_a_call_is_recalled_under_a_summary_in_the_system_prompt():
+    """The history is as long as it was, and the system prompt tells that it was summarised."""
+    memory = Memory()
+    memory.answer({"role": "system", "content": "long"}, USER, said=CALL, thought="T1")
+    summary = {"role": "system", "content": "summary: the user asks for files"}
+    assert thoughts(memory.plan(summary, asks("continue"), CALL, RESULT)) == ["T1"]
+
+
+def test_a_history_with_a_changed_word_is_not_a_trimmed_one():
+    """As long as before, under the same system prompt: it was edited, or is another chat that begins alike."""
+    memory = Memory()
+    memory.answer(USER, said=CALL, thought="T1")
+    memory.answer(USER, CALL, RESULT, said=says(LONG), thought="T2")
+    plan = memory.plan(asks("And in /etc?"), CALL, RESULT, says(LONG), USER)
+    assert (thoughts(plan), plan.history) == ([None, None], History(missing=2))
+
+
+def test_tools_that_say_something_else_now_hide_no_turn():
+    """Agents clear old results, and some put them in another order."""
+    memory = Memory()
+    two = says("", ("c1", "ls", {}), ("c2", "cat", {}))
+    memory.answer(USER, said=two, thought="T1")
+    memory.answer(USER, two, result("c1", "a"), result("c2", "b"), said=CALL, thought="T2")
+    memory.answer(USER, two, result("c1", "a"), result("c2", "b"), CALL, RESULT, said=says("Two."), thought="T3")
+    for results in ((result("c2", "b"), result("c1", "a")), (result("c1", "[cleared]"), result("c2", "[cleared]"))):
+        assert thoughts(memory.plan(USER, two, *results, CALL, RESULT, says("Two."), USER)) == ["T1", "T2", "T3"]
+
+
+def test_a_turn_whose_text_beside_its_calls_was_dropped_is_recalled_where_it_stands():
+    """Some clients keep only the calls."""
+    memory = Memory()
+    memory.answer(USER, said=says("I look.", ("c1", "ls", {})), thought="T1")
+    assert thoughts(memory.plan(USER, says(None, ("c1", "ls", {})), result("c1"))) == ["T1"]
+    assert thoughts(memory.plan(USER, says("I watch.", ("c1", "ls", {})), result("c1"))) == [None]
 
 
 def test_a_call_that_was_made_with_two_thoughts_is_not_recalled_without_its_place():
@@ -78,20 +118,20 @@ def test_a_call_without_a_thought_is_a_thought_of_its_own():
 def test_a_long_text_is_recalled_without_its_place_and_a_short_one_is_not():
     """A summary in front of the last turns hides where they stood."""
     memory = Memory()
-    memory.answer(USER, said=says(LONG), thought="T1")
-    memory.answer(USER, said=says("Two."), thought="T2")
+    memory.answer(*BEFORE, USER, said=says(LONG), thought="T1")
+    memory.answer(*BEFORE, USER, said=says("Two."), thought="T2")
     assert thoughts(memory.plan(asks("summary"), says(LONG), USER)) == ["T1"]
     assert thoughts(memory.plan(asks("summary"), says("Two."), USER)) == [None]
     assert thoughts(memory.plan(asks("summary"), says(LONG.replace("chance", "luck", 1)), USER)) == [None]
 
 
 def test_a_turn_of_another_conversation_is_not_recalled_by_a_weaker_key():
-    """Where both names are known and differ, it is another chat for sure."""
+    """Where the names differ, or one of them has none, it is another chat."""
     memory = Memory()
-    memory.answer(USER, said=CALL, thought="T1", conversation="a")
+    memory.answer(*BEFORE, USER, said=CALL, thought="T1", conversation="a")
     assert thoughts(memory.plan(asks("go on"), CALL, RESULT, conversation="b")) == [None]
     assert thoughts(memory.plan(asks("go on"), CALL, RESULT, conversation="a")) == ["T1"]
-    assert thoughts(memory.plan(asks("go on"), CALL, RESULT)) == ["T1"]
+    assert thoughts(memory.plan(asks("go on"), CALL, RESULT)) == [None]
 
 
 def test_two_merged_turns_get_both_thoughts_in_order():
@@ -115,7 +155,7 @@ def test_the_calls_of_one_turn_under_another_text_are_not_recalled():
     """Somebody changed the text."""
     memory = Memory()
     two = (("c1", "ls", {}), ("c2", "cat", {"f": "a"}))
-    memory.answer(USER, said=says("I look.", *two), thought="T1")
+    memory.answer(*BEFORE, USER, said=says("I look.", *two), thought="T1")
     assert thoughts(memory.plan(asks("x"), says("I look.", *two), result("c1"), result("c2"))) == ["T1"]
     assert thoughts(memory.plan(asks("x"), says("I watch.", *two), result("c1"), result("c2"))) == [None]
     assert thoughts(memory.plan(asks("x"), says("", *two), result("c1"), result("c2"))) == ["T1"]
@@ -135,15 +175,30 @@ def test_lost_calls_come_back_with_the_ids_of_their_results():
 
 @pytest.mark.parametrize(
     "behind",
-    [(result("c9"),), (result("c1"), result("c9")), (asks("so?"),), ({"role": "tool", "content": "-"},)],
+    [
+        (result("c1"), result("c9")),
+        (result("c1"),),
+        (result("c8"), result("c9")),
+        (asks("so?"),),
+        ({"role": "tool", "content": "-"}, {"role": "tool", "content": "-"}),
+    ],
 )
 def test_lost_calls_stay_lost_where_the_results_are_others(behind):
     """Without results that fit, the calls would be a guess."""
     memory = Memory()
-    memory.answer(USER, said=says("I look.", ("c1", "ls", {})), thought="T1")
+    memory.answer(USER, said=says("I look.", ("c1", "ls", {}), ("c2", "cat", {})), thought="T1")
     plan = memory.plan(USER, says("I look."), *behind)
     assert thoughts(plan) == [None]
     assert "tool_calls" not in plan.messages[1].fields
+
+
+def test_a_lone_lost_call_comes_back_whatever_the_client_calls_it():
+    """Its result's id is the call's id then."""
+    memory = Memory()
+    memory.answer(USER, said=says("", ("c1", "ls", {})), thought="T1")
+    plan = memory.plan(USER, says(None), result("n1"))
+    assert thoughts(plan) == ["T1"]
+    assert [call["id"] for call in json.loads(plan.messages[1].fields["tool_calls"])] == ["n1"]
 
 
 def test_lost_calls_come_back_in_every_turn_of_a_client_that_loses_them():
@@ -175,12 +230,46 @@ def test_a_thought_in_the_text_of_an_answer_is_its_thought():
 def test_what_a_weaker_key_led_to_keeps_its_place():
     """The prompt's beginning does not change when another chat makes the key lead to a second thought."""
     memory = Memory()
-    memory.answer(USER, said=CALL, thought="T1")
+    memory.answer(*BEFORE, USER, said=CALL, thought="T1")
     trimmed = (asks("summary"), CALL, RESULT)
     memory.answer(*trimmed, said=says("Two."), thought="T2")
     memory.answer(asks("other"), said=CALL, thought="T3")
     assert thoughts(memory.plan(*trimmed, says("Two."), USER)) == ["T1", "T2"]
     assert thoughts(memory.plan(asks("another summary"), CALL, RESULT)) == [None]
+    assert thoughts(memory.plan(*trimmed)) == [None]
+
+
+def test_the_place_that_a_weaker_key_made_is_that_of_its_conversation():
+    """Another chat that is cut down to the same words may have another thought there."""
+    memory = Memory()
+    short = (asks("Is it?"), says("No."), asks("Sure?" + LONG), says("Yes."), asks("Why?"))
+    memory.answer(asks("A"), *short[:1], said=short[1], thought="A1", conversation="a")
+    memory.answer(asks("A"), *short[:3], said=short[3], thought="A2", conversation="a")
+    assert thoughts(memory.answer(*short[1:], said=says("So."), thought="A3", conversation="a")) == [None, "A2"]
+    memory.answer(asks("B"), *short[:1], said=short[1], thought="B1", conversation="b")
+    memory.answer(asks("B"), *short[:3], said=short[3], thought="B2", conversation="b")
+    assert thoughts(memory.plan(*short[1:], conversation="b")) == [None, None]
+    assert thoughts(memory.plan(*short[1:])) == [None, None]
+    assert thoughts(memory.plan(*short[1:], conversation="a")) == [None, "A2"]
+
+
+def test_a_turn_that_the_store_missed_once_comes_back():
+    """A database that was away for one request does not cost the thought for good."""
+    memory = Memory()
+    memory.answer(USER, said=says("Two."), thought="T1")
+    away, memory.turns = memory.turns, []
+    memory.answer(USER, says("Two."), USER, said=says("Three."), thought="T2")
+    memory.turns = away + memory.turns
+    assert thoughts(memory.plan(USER, says("Two."), USER, says("Three."), USER)) == ["T1", "T2"]
+
+
+def test_a_turn_that_nobody_knew_stays_unknown_when_its_words_are_generated_later():
+    """The prompt went on without a thought there, and the later one belongs to another chat."""
+    memory = Memory()
+    memory.answer(USER, says("Two."), USER, said=says("Three."), thought="T2")
+    memory.answer(USER, said=says("Two."), thought="T3")
+    assert thoughts(memory.plan(USER, says("Two."), USER, says("Three."), USER)) == [None, "T2"]
+    assert thoughts(memory.plan(USER, says("Two."), USER)) == ["T3"]
 
 
 def test_lost_calls_keep_their_place_too():
@@ -197,7 +286,7 @@ def test_lost_calls_keep_their_place_too():
 def test_a_turn_is_not_recalled_for_two_messages():
     """One of them is another turn, which nobody knows."""
     memory = Memory()
-    memory.answer(USER, CALL, RESULT, asks("again"), said=CALL, thought="T1")
-    plan = memory.plan(USER, CALL, RESULT, asks("again"), CALL, RESULT)
-    assert thoughts(plan) == [None, "T1"]
+    memory.answer(*BEFORE, USER, CALL, RESULT, asks("again"), said=CALL, thought="T1")
+    plan = memory.plan(*BEFORE, USER, CALL, RESULT, asks("again"), CALL, RESULT)
+    assert thoughts(plan) == [None, None, "T1"]
     assert thoughts(memory.plan(asks("cut"), CALL, RESULT, asks("cut"), CALL, RESULT)) == [None, None]

@@ -245,7 +245,7 @@ async def test_the_tables_of_the_first_version_are_brought_up_to_date(path: Path
         ((salt,),) = connection.execute("SELECT value FROM meta WHERE name = 'salt'")
     with closing(opened(path)) as store:
         found = await store.find([key(number) for number in range(5)])
-        assert found == only(*(Turn(row[0], row[1], row[2], blanks=None) for row in rows))
+        assert found == only(*(Turn(row[0], row[1], row[2], blanks=None, made=row[3] * 1000) for row in rows))
         assert store.salt == salt
         assert [row["request_id"] for row in store.entries()] == ["r"]
     assert sql(path, "SELECT created FROM turns ORDER BY id") == [(row[3],) for row in rows]

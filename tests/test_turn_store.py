@@ -129,10 +129,13 @@ FULL = Turn(
     '[{"name": "f", "arguments": "{\\"a\\": 1}"}]',
     '[{"type": "reasoning.text", "text": "…"}]',
     ("\n\n", " \t\x85\u2003"),
-    b"\x00previous",
+    b"\x00seen",
     b"system\xff",
     "openwebui",
     "3f00a7",
+    1_800_000_000_123,
+    7,
+    True,
     (key(11), key(12)),
 )
 TURNS = [
@@ -140,7 +143,7 @@ TURNS = [
     Turn(key(2), ""),
     Turn(key(3), "é" * 100_000, "", blanks=None),
     Turn(key(4), random_text(5000), None, calls="[]", client="", conversation=""),
-    Turn(b"", "an empty key", previous=b"p"),
+    Turn(b"", "an empty key", seen=b"p"),
 ]
 
 # What comes back
@@ -233,7 +236,8 @@ async def test_the_oldest_of_too_many_thoughts_goes(place: Place, flushed: bool)
         if flushed:
             assert store.flush()
     [turns] = (await exact(store, 1)).values()
-    assert [turn.reasoning for turn in turns] == [f"{number}" for number in [*range(3, MOST_TURNS), 0, 8, 9]]
+    left = [*range(3, MOST_TURNS), 0, MOST_TURNS, MOST_TURNS + 1]
+    assert [turn.reasoning for turn in turns] == [f"{number}" for number in left]
 
 
 # Weaker keys

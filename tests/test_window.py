@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from chats import Memory, asks, request
 
 from proxy import window
 from proxy.errors import ContextLengthExceeded
 from proxy.messages import History, Plan
-from tests.chats import Memory, asks, request
 
 
 def plan(*contents, limit: int | None = 1000, density: float = 3.0, **changes) -> Plan:

@@ -45,7 +45,8 @@ class Store(Protocol):
         """
 
     def put_turn(self, turn: Turn) -> None:
-        """Keep a turn, as the newest of its key. A turn with the same key and thought replaces the one before.
+        """Keep a turn, as the newest of its key. One that differs neither in `reasoning` nor in `seen` replaces
+        the one before.
 
         Each of its weaker keys leads to it, unless the key leads to another thought already: from then on, and for as
         long as the store remembers it, that key leads nowhere.

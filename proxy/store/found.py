@@ -101,11 +101,11 @@ def merge(held: Held, stored: Stored | None = None) -> Found:
         stored = Stored(unclear=set(held.weaker))
     exact: dict[bytes, Sequence[Turn]] = dict(stored.exact)
     for key, turns in held.exact.items():
-        thoughts = {turn.reasoning: turn for turn in stored.exact.get(key, ())}
+        different = {(turn.reasoning, turn.seen): turn for turn in stored.exact.get(key, ())}
         for turn in turns:
-            thoughts.pop(turn.reasoning, None)
-            thoughts[turn.reasoning] = _bare(turn)
-        exact[key] = list(thoughts.values())[-MOST_TURNS:]
+            different.pop((turn.reasoning, turn.seen), None)
+            different[turn.reasoning, turn.seen] = _bare(turn)
+        exact[key] = list(different.values())[-MOST_TURNS:]
     sole = dict(stored.sole)
     for key, turns in held.weaker.items():
         known = [*turns, *([sole.pop(key)] if key in sole else [])]

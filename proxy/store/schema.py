@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
@@ -45,9 +46,9 @@ def _move_turns(connection: sqlite3.Connection) -> None:
             sql = """INSERT INTO texts (hash, uses, size, data) VALUES (?, 1, ?, ?)
                 ON CONFLICT (hash) DO UPDATE SET uses = uses + 1 RETURNING id"""
             ((number,),) = connection.execute(sql, (text.hash, text.size, text.data)).fetchall()
-        sql = """INSERT INTO turns (key, thought, calls, details, nth, created, used, effort, blanks, previous, system)
-            VALUES (?, ?, 0, 0, 1, ?, ?, ?, '', x'', x'')"""
-        connection.execute(sql, (key, number, created, now, effort))
+        sql = """INSERT INTO turns (key, thought, calls, details, nth, created, used, effort, blanks, seen, system,
+            made, depth, settled) VALUES (?, ?, 0, 0, 1, ?, ?, ?, '', x'', x'', ?, 0, 0)"""
+        connection.execute(sql, (key, number, created, now, effort, created * 1000))
     connection.execute("DROP TABLE first_turns")
     connection.execute(
         """UPDATE totals SET value = (SELECT count(*) * 300 FROM turns)
@@ -111,6 +112,8 @@ def connect(path: Path | None) -> sqlite3.Connection:
     if path is None:
         return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     make_private(path)
+    if not os.access(path, os.W_OK):  # SQLite opens it all the same, to read
+        raise PermissionError(errno.EACCES, "the file is read-only", str(path))
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         check(connection, path)  # before the first change

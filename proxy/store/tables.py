@@ -26,11 +26,14 @@ TURNS = (
         used {number} NOT NULL,       -- the same, to the hour
         effort TEXT,
         blanks TEXT,                  -- NULL: none; empty: cannot be put back; else a JSON array of two texts
-        previous {bytes} NOT NULL,
+        seen {bytes} NOT NULL,
         system {bytes} NOT NULL,
         client TEXT,
         conversation TEXT,
-        UNIQUE (key, thought)
+        made {number} NOT NULL,       -- milliseconds since 1970
+        depth {number} NOT NULL,      -- so many messages before it
+        settled {number} NOT NULL,    -- 1: a weaker key led here; else 0
+        UNIQUE (key, thought, seen)
     )""",
     "CREATE INDEX turns_used ON turns (used)",
     """CREATE TABLE weaker (

@@ -31,7 +31,7 @@ _EXACT, _WEAKER, _TEXT = 0, 1, 2
 """Kinds of rows of `Turns._rows`: a turn by its key, a turn by a weaker key, a text of one of them."""
 _KEPT = (
     *("id", "key", "thought", "calls", "details", "nth", "used"),
-    *("effort", "blanks", "previous", "system", "client", "conversation"),
+    *("effort", "blanks", "seen", "system", "client", "conversation", "made", "depth", "settled"),
 )
 
 _WIDTH = 2 + len(_KEPT)
@@ -106,6 +106,7 @@ class Turns:
     def _rows(self, keys: Sequence[bytes], weaker: Sequence[bytes]) -> list[Any]:
         # The texts come apart, each once: a turn is often found by several of its keys.
         columns = ", ".join(f"t.{name}" for name in _KEPT)
+        nothing = ", ".join(["NULL"] * (len(_KEPT) - 6))
         sql = f"""WITH hits AS (
                 SELECT {_EXACT} AS kind, t.key AS asked, {columns} FROM turns t WHERE t.key IN ({_marks(keys)})
                 UNION ALL
@@ -114,7 +115,7 @@ class Turns:
             )
             SELECT * FROM hits
             UNION ALL
-            SELECT {_TEXT}, data, id, NULL, NULL, NULL, NULL, size, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM texts
+            SELECT {_TEXT}, data, id, NULL, NULL, NULL, NULL, size, {nothing} FROM texts
             WHERE id IN (SELECT thought FROM hits UNION SELECT calls FROM hits UNION SELECT details FROM hits)"""  # noqa: S608 - our own names
         return self._ask(sql, (*keys, *weaker)).fetchall()
 
@@ -178,13 +179,14 @@ class Turns:
         turn = packed.turn
         held = [hold(self._connection, text) for text in (packed.thought, packed.calls, packed.details)]
         (thought, calls, details), grown = (number for number, _ in held), sum(size for _, size in held)
-        sql = "SELECT id, thought, calls, details, nth FROM turns WHERE key = ? ORDER BY nth, id"
+        sql = "SELECT id, thought, calls, details, nth, seen FROM turns WHERE key = ? ORDER BY nth, id"
         there = self._ask(sql, (turn.key,)).fetchall()
         nth = there[-1][4] + 1 if there else 1
-        same = next((row for row in there if row[1] == thought), None)
+        same = next((row for row in there if row[1] == thought and row[5] == turn.seen), None)
         fields = (
             *(calls, details, nth, created, used),
-            *(turn.effort, packed.blanks, turn.previous, turn.system, turn.client, turn.conversation),
+            *(turn.effort, packed.blanks, turn.seen, turn.system, turn.client, turn.conversation),
+            *(turn.made, turn.depth, int(turn.settled)),
         )
         if same is None:
             (number,) = self._ask(_INSERT, (turn.key, thought, *fields)).fetchone()
@@ -246,10 +248,10 @@ class Turns:
         return TURN_BYTES + sum(release(self._connection, text) for text in texts)
 
 
-_INSERT = """INSERT INTO turns (key, thought, calls, details, nth, created, used, effort, blanks, previous, system,
-    client, conversation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id"""
+_INSERT = """INSERT INTO turns (key, thought, calls, details, nth, created, used, effort, blanks, seen, system,
+    client, conversation, made, depth, settled) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id"""
 _UPDATE = """UPDATE turns SET calls = ?, details = ?, nth = ?, created = ?, used = ?, effort = ?, blanks = ?,
-    previous = ?, system = ?, client = ?, conversation = ? WHERE id = ?"""
+    seen = ?, system = ?, client = ?, conversation = ?, made = ?, depth = ?, settled = ? WHERE id = ?"""
 # Where it leads to several thoughts already, or its turn is not there, the comparison is not true, and so it stays.
 _PUT_WEAKER = """INSERT INTO weaker (key, turn) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET
     turn = CASE WHEN (SELECT thought FROM turns WHERE id = weaker.turn) = ? THEN excluded.turn END,
@@ -301,13 +303,14 @@ def _texts_of(numbers: Sequence[int], parts: Sequence[Any]) -> dict[int, str | N
 
 
 def _turn(row: Sequence[Any], texts: Mapping[int, str | None]) -> Turn | None:
-    _, key, thought, calls, details, _, _, effort, blanks, previous, system, client, conversation = row
+    _, key, thought, calls, details, _, _, effort, blanks, seen, system, *rest = row
+    client, conversation, made, depth, settled = rest
     parts = [texts.get(number) for number in (thought, calls, details)]
     if None in parts:
         return None
     reasoning, calls, details = (part or "" for part in parts)
-    there = _blanks_from_sql(blanks)
-    return Turn(key, reasoning, effort, calls, details, there, previous, system, client, conversation)
+    said = (key, reasoning, effort, calls, details, _blanks_from_sql(blanks))
+    return Turn(*said, seen, system, client, conversation, made, depth, bool(settled))
 
 
 def _text(number: int, data: bytes | None, size: int) -> str | None:

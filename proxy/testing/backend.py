@@ -51,6 +51,8 @@ class FakeBackend:
     ) -> None:
         self.replies = replies
         self.rules = rules or (self._next if replies else echo)
+        if style not in STYLES:
+            raise ValueError(f"there is no style {style!r}; known: {', '.join(STYLES)}")
         self.style = STYLES[style]
         self.port = port
         self.requests: list[Request] = []
