@@ -48,18 +48,22 @@ class Recaller:
         self._positions = list(chain.keys)
         self._no_thought = chain.mark("")
         self._made_before: dict[int, int] = {}
-        """When the next turn that is found where it stands was made; 0 where there is none."""
+        """When the first of the turns behind that are found where they stand was made; 0 where there is none."""
 
     def all(self) -> dict[int, Recalled]:
         """Position → what is known of the assistant message there."""
         known: dict[int, Recalled] = {}
-        after, back = None, 0
-        for at in reversed(self._positions):  # a turn tells which thoughts went before it
-            back += 1
+        after, back = None, 0  # a turn that is found where it stands tells which thoughts went before it
+        near, near_back, made = None, 0, 0
+        for at in reversed(self._positions):
+            back, near_back = back + 1, near_back + 1
+            if after is None or not after.saw(back):  # as long as it reaches: a nearer one may be a twin's
+                after, back = near, near_back
+            self._made_before[at] = made
             recalled = self._placed(at, after, back)
-            self._made_before[at] = after.made if after is not None else 0
             if recalled is not None:
-                known[at], after, back = recalled, recalled.turn, 0
+                known[at], near, near_back = recalled, recalled.turn, 0
+                made = min(made or near.made, near.made)
         alone = self._alone_once(known)
         for number, at in enumerate(self._positions):
             before = self._positions[number - 1] if number else None
@@ -79,9 +83,10 @@ class Recaller:
         `after` is the next assistant turn that is found where it stands, `back` how many before it this one is.
         """
         mark = after.saw(back) if after is not None else b""
-        made = after.made if after is not None else 0
         turns = self._found.exact.get(self._chain.keys[at], ())
-        turns = [turn for turn in turns if self._may_stand(turn, mark, made) or self._is_shown(at, turn)]
+        turns = [
+            turn for turn in turns if self._may_stand(turn, mark, self._made_before[at]) or self._is_shown(at, turn)
+        ]
         if not turns:
             return None
         mark = mark or self._hint_behind(at)
