@@ -89,11 +89,13 @@ class Recaller:
         ]
         if not turns:
             return None
-        mark = mark or self._hint_behind(at)
-        before = after.seen[: -MARK_BYTES * back] if after is not None else b""
-        turn = (
-            turns[-1] if len(turns) == 1 else max(turns[::-1], key=lambda turn: self._likeness(at, turn, mark, before))
-        )
+        turn = turns[-1]
+        if len(turns) > 1:
+            before = after.seen[: -MARK_BYTES * back] if after is not None else b""
+            hint = self._hint_behind(at)
+            turn = max(
+                turns[::-1], key=lambda turn: self._likeness(at, turn, mark, before, hint)
+            )  # of equals, the newest
         return Recalled(turn, turn.reasoning, turn.blanks, self._lost_calls(at, turn) or "", placed=True)
 
     def _may_stand(self, turn: Turn, mark: bytes, made: int) -> bool:
@@ -108,16 +110,18 @@ class Recaller:
             return False
         return not mark or (mark == self._no_thought and turn.made < made)
 
-    def _likeness(self, at: int, turn: Turn, mark: bytes, before: bytes) -> tuple[bool, bool, int, bool, bool]:
+    def _likeness(self, at: int, turn: Turn, mark: bytes, before: bytes, hint: bytes) -> tuple[int, ...]:
         """The thought that the client shows; what went upstream once, here and before; the same conversation; the same
-        system prompt."""
+        system prompt; what a weaker key of the next turn says."""
+        own = self._chain.mark(turn.reasoning)
         alike = zip(turn.seen[::-1], before[::-1], strict=False)
         return (
             self._is_shown(at, turn),
-            self._chain.mark(turn.reasoning) == mark,
+            own == mark,
             sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], alike)),
             turn.conversation == self._conversation,
             turn.system == self._chain.system,
+            own == hint,
         )
 
     def _is_shown(self, at: int, turn: Turn) -> bool:
@@ -127,8 +131,8 @@ class Recaller:
 
     def _hint_behind(self, at: int) -> bytes:
         """The mark of this thought as the weaker keys of the assistant message behind it have it."""
-        behind = self._positions.index(at) + 1
-        hint = self._hint(self._positions[behind]) if behind < len(self._positions) else None
+        behind = next((other for other in self._positions if other > at), None)
+        hint = self._hint(behind) if behind is not None else None
         return hint.saw(1) if hint is not None else b""
 
     def _hint(self, at: int) -> Turn | None:

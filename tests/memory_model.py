@@ -366,9 +366,12 @@ class Memory:
 
 
 def weaker(path: tuple[Any, ...]) -> set[Any]:
-    """What a message can be known by where its history is not: with the two before it, itself, and each call."""
+    """What a message can be known by where its history is not: with the two before it, itself, and each call.
+
+    And where it stands, by its calls alone: a front end may have dropped its text.
+    """
     _, text, *calls = path[-1]
-    by_itself = {path[-1], *calls} if calls or len(text) >= LONG else set()
+    by_itself = {path[-1], *calls, (path[:-1], "no text", *calls)} if calls or len(text) >= LONG else set()
     return by_itself | ({path[-3:]} if len(path) > 2 else set())
 
 
