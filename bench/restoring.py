@@ -9,7 +9,6 @@ Each history is a tool loop: an assistant message with one call and its result, 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import random
 import sqlite3
@@ -19,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from proxy import history, keys, normalise, policy
 from proxy.dialects import DIALECTS
@@ -154,4 +155,4 @@ async def main() -> None:
             await measure(count, asked.rounds, Path(folder))
 
 
-asyncio.run(main())
+uvloop.run(main())  # as the server does

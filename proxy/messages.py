@@ -179,10 +179,11 @@ class Turn(msgspec.Struct, frozen=True):
     those before and after the visible text, None where they cannot be put back. `effort` is what the default chose for
     the conversation: a word, empty where it chose to send none, None where the client chose.
 
-    Where one key has several turns, `seen` (marks of the thoughts of the assistant turns before it, also of none, the
-    nearest last, MOST_MARKS at the most), `conversation` and `system` (a hash of the system messages) tell them apart.
-    `client` is the configured name, `made` when the answer ended, in milliseconds since 1970, `depth` the number of
-    visible messages before it. A `settled` turn stands where a weaker key led to it, and not where it was generated.
+    `mark` stands for `reasoning` where turns are compared. Where one key has several turns, `seen` (the marks of the
+    assistant turns before it, the nearest last, MOST_MARKS at the most), `conversation` and `system` (a hash of the
+    system messages) tell them apart. `client` is the configured name, `made` when the answer ended, in milliseconds
+    since 1970, `depth` the number of visible messages before it. A `settled` turn stands where a weaker key led to it,
+    and not where it was generated.
     """
 
     key: bytes
@@ -191,6 +192,7 @@ class Turn(msgspec.Struct, frozen=True):
     calls: str = ""
     details: str = ""
     blanks: tuple[str, str] | None = ("", "")
+    mark: bytes = b""
     seen: bytes = b""
     system: bytes = b""
     client: str | None = None

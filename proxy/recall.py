@@ -104,7 +104,7 @@ class Recaller:
         It may have seen none because the store was away, but not a turn that was made later. A settled turn was put
         here by a guess of ours: it must belong to the conversation, or have been seen.
         """
-        if mark == self._chain.mark(turn.reasoning):
+        if mark == self._mark(turn):
             return True
         if turn.settled and (not turn.conversation or turn.conversation != self._conversation):
             return False
@@ -113,7 +113,7 @@ class Recaller:
     def _likeness(self, at: int, turn: Turn, mark: bytes, before: bytes, hint: bytes) -> tuple[int, ...]:
         """The thought that the client shows; what went upstream once, here and before; the same conversation; the same
         system prompt; what a weaker key of the next turn says."""
-        own = self._chain.mark(turn.reasoning)
+        own = self._mark(turn)
         alike = zip(turn.seen[::-1], before[::-1], strict=False)
         return (
             self._is_shown(at, turn),
@@ -123,6 +123,9 @@ class Recaller:
             turn.system == self._chain.system,
             own == hint,
         )
+
+    def _mark(self, turn: Turn) -> bytes:
+        return turn.mark or self._chain.mark(turn.reasoning)  # turns of older versions come without
 
     def _is_shown(self, at: int, turn: Turn) -> bool:
         """Whether the client sends this turn's thought by itself."""
@@ -193,7 +196,7 @@ class Recaller:
             return None
         if not self._follows(told[0], before, known) or not self._is_seen(told[-1], behind, known):
             return None
-        if any(self._chain.mark(one.reasoning) != other.saw(1) for one, other in itertools.pairwise(told)):
+        if any(self._mark(one) != other.saw(1) for one, other in itertools.pairwise(told)):
             return None
         blanks = told[0].blanks if len(told) == 1 else None
         return Recalled(told[-1], BETWEEN.join(turn.reasoning for turn in told if turn.reasoning), blanks)
@@ -228,7 +231,7 @@ class Recaller:
         if behind is None or behind == len(self._messages) - 1:
             return True
         after = known[behind].turn if behind in known else self._hint(behind)
-        return after is not None and after.saw(1) == self._chain.mark(turn.reasoning)
+        return after is not None and after.saw(1) == self._mark(turn)
 
     def _alone_once(self, known: Mapping[int, Recalled]) -> dict[int, list[Turn]]:
         """What messages lead to by themselves, but no turn in two places."""

@@ -54,6 +54,7 @@ class Rememberer:
                     recalled.turn,
                     key=self._chain.keys[at],
                     reasoning=recalled.reasoning,
+                    mark=self._chain.mark(recalled.reasoning),
                     blanks=recalled.blanks,
                     seen=self._seen(at),
                     system=self._chain.system,
@@ -77,6 +78,7 @@ class Rememberer:
             calls=_calls(answer.calls),
             details=answer.details,
             blanks=blanks,
+            mark=self._chain.mark(reasoning),
             seen=self._seen(len(self._asked)),
             system=self._chain.system,
             client=answer.client,
@@ -87,7 +89,8 @@ class Rememberer:
         )
         begun = self._known.get(len(self._asked) - 1)
         both = BETWEEN.join(thought for thought in (begun.reasoning if begun else "", reasoning) if thought)
-        joined = msgspec.structs.replace(turn, reasoning=both, details="", blanks=None, seen=b"", weaker=())
+        bare = {"details": "", "blanks": None, "seen": b"", "weaker": ()}
+        joined = msgspec.structs.replace(turn, reasoning=both, mark=self._chain.mark(both), **bare)
         yield from (msgspec.structs.replace(joined, key=other) for other in self._chain.continued(text, answer.calls))
         yield turn
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from chats import CALL, LONG, RESULT, USER, Memory, asks, result, rules, says, thoughts
@@ -154,7 +155,7 @@ def test_a_merged_message_with_a_call_that_nobody_knows_gets_nothing():
 def test_the_calls_of_one_turn_under_another_text_are_not_recalled():
     """Somebody changed the text."""
     memory = Memory()
-    two = (("c1", "ls", {}), ("c2", "cat", {"f": "a"}))
+    two: Any = (("c1", "ls", {}), ("c2", "cat", {"f": "a"}))
     memory.answer(*BEFORE, USER, said=says("I look.", *two), thought="T1")
     assert thoughts(memory.plan(asks("x"), says("I look.", *two), result("c1"), result("c2"))) == ["T1"]
     assert thoughts(memory.plan(asks("x"), says("I watch.", *two), result("c1"), result("c2"))) == [None]

@@ -26,7 +26,8 @@ def shaper(tags: Any = "auto", *, thinks: bool = True, filler: str = "") -> Shap
 
 def stream(*deltas: dict[str, Any], of: Shaper, shown: Shown = "reasoning_content", index: int = 0) -> dict[str, str]:
     """What a client gathers from a stream of these deltas, the last with a finish; checked against the fold."""
-    view, fold, got = View(shown, include_usage=False), Fold(), {}
+    view, fold = View(shown, include_usage=False), Fold()
+    got: dict[str, str] = {}
     payloads = [json.dumps({"choices": [{"index": index, "delta": delta}]}).encode() for delta in deltas]
     payloads.append(json.dumps({"choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]}).encode())
     for payload in payloads:

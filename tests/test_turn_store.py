@@ -129,6 +129,7 @@ FULL = Turn(
     '[{"name": "f", "arguments": "{\\"a\\": 1}"}]',
     '[{"type": "reasoning.text", "text": "…"}]',
     ("\n\n", " \t\x85\u2003"),
+    b"mark",
     b"\x00seen",
     b"system\xff",
     "openwebui",

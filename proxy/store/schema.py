@@ -46,8 +46,8 @@ def _move_turns(connection: sqlite3.Connection) -> None:
             sql = """INSERT INTO texts (hash, uses, size, data) VALUES (?, 1, ?, ?)
                 ON CONFLICT (hash) DO UPDATE SET uses = uses + 1 RETURNING id"""
             ((number,),) = connection.execute(sql, (text.hash, text.size, text.data)).fetchall()
-        sql = """INSERT INTO turns (key, thought, calls, details, nth, created, used, effort, blanks, seen, system,
-            made, depth, settled) VALUES (?, ?, 0, 0, 1, ?, ?, ?, '', x'', x'', ?, 0, 0)"""
+        sql = """INSERT INTO turns (key, thought, calls, details, nth, created, used, effort, blanks, mark, seen,
+            system, made, depth, settled) VALUES (?, ?, 0, 0, 1, ?, ?, ?, '', x'', x'', x'', ?, 0, 0)"""
         connection.execute(sql, (key, number, created, now, effort, created * 1000))
     connection.execute("DROP TABLE first_turns")
     connection.execute(

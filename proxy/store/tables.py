@@ -26,6 +26,7 @@ TURNS = (
         used {number} NOT NULL,       -- the same, to the hour
         effort TEXT,
         blanks TEXT,                  -- NULL: none; empty: cannot be put back; else a JSON array of two texts
+        mark {bytes} NOT NULL,
         seen {bytes} NOT NULL,
         system {bytes} NOT NULL,
         client TEXT,

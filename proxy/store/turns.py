@@ -10,6 +10,7 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -31,11 +32,11 @@ _EXACT, _WEAKER, _TEXT = 0, 1, 2
 """Kinds of rows of `Turns._rows`: a turn by its key, a turn by a weaker key, a text of one of them."""
 _KEPT = (
     *("id", "key", "thought", "calls", "details", "nth", "used"),
-    *("effort", "blanks", "seen", "system", "client", "conversation", "made", "depth", "settled"),
+    *("effort", "blanks", "mark", "seen", "system", "client", "conversation", "made", "depth", "settled"),
 )
 
-_WIDTH = 2 + len(_KEPT)
-"""Of a row of `Turns._rows`; one of `Turns._exact_rows` goes on with the texts."""
+_WIDTH = len(_KEPT)
+_nth = itemgetter(5, 0)
 
 Row: TypeAlias = tuple[int, int, int, int]
 """Of a turn: id, and the numbers of its thought, calls and details."""
@@ -91,14 +92,16 @@ class Turns:
             part = asked[start : start + most]
             exact = [key for key, is_weaker in part if not is_weaker]
             rest = [key for key, is_weaker in part if is_weaker]
-            rows = self._rows(exact, rest) if rest else self._exact_rows(exact)
-            found.add(_found(rows, now - FRESH_SECONDS))
+            if rest:
+                found.add(_found(self._rows(exact, rest), now - FRESH_SECONDS))
+            else:
+                found.add(_exact_found(self._exact_rows(exact), now - FRESH_SECONDS))
         return found
 
     def _exact_rows(self, keys: Sequence[bytes]) -> list[Any]:
         # The usual case in half the time: hardly two turns of a conversation have a text in common.
         columns = ", ".join(f"t.{name}" for name in _KEPT)
-        sql = f"""SELECT {_EXACT}, t.key, {columns}, r.data, r.size, c.data, c.size, d.data, d.size FROM turns t
+        sql = f"""SELECT {columns}, r.data, r.size, c.data, c.size, d.data, d.size FROM turns t
             LEFT JOIN texts r ON r.id = t.thought LEFT JOIN texts c ON c.id = t.calls
             LEFT JOIN texts d ON d.id = t.details WHERE t.key IN ({_marks(keys)})"""  # noqa: S608 - our own names
         return self._ask(sql, keys).fetchall()
@@ -185,7 +188,7 @@ class Turns:
         same = next((row for row in there if row[1] == thought and row[5] == turn.seen), None)
         fields = (
             *(calls, details, nth, created, used),
-            *(turn.effort, packed.blanks, turn.seen, turn.system, turn.client, turn.conversation),
+            *(turn.effort, packed.blanks, turn.mark, turn.seen, turn.system, turn.client, turn.conversation),
             *(turn.made, turn.depth, int(turn.settled)),
         )
         if same is None:
@@ -248,10 +251,11 @@ class Turns:
         return TURN_BYTES + sum(release(self._connection, text) for text in texts)
 
 
-_INSERT = """INSERT INTO turns (key, thought, calls, details, nth, created, used, effort, blanks, seen, system,
-    client, conversation, made, depth, settled) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id"""
+_INSERT = """INSERT INTO turns (key, thought, calls, details, nth, created, used, effort, blanks, mark, seen, system,
+    client, conversation, made, depth, settled)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id"""
 _UPDATE = """UPDATE turns SET calls = ?, details = ?, nth = ?, created = ?, used = ?, effort = ?, blanks = ?,
-    seen = ?, system = ?, client = ?, conversation = ?, made = ?, depth = ?, settled = ? WHERE id = ?"""
+    mark = ?, seen = ?, system = ?, client = ?, conversation = ?, made = ?, depth = ?, settled = ? WHERE id = ?"""
 # Where it leads to several thoughts already, or its turn is not there, the comparison is not true, and so it stays.
 _PUT_WEAKER = """INSERT INTO weaker (key, turn) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET
     turn = CASE WHEN (SELECT thought FROM turns WHERE id = weaker.turn) = ? THEN excluded.turn END,
@@ -279,9 +283,7 @@ def _found(rows: list[Any], stale_before: float) -> Stored:
     """The rows of `Turns._rows` as turns. One whose text is damaged is left out, and leads nowhere."""
     texts = {row[2]: _text(row[2], row[1], row[7]) for row in rows if row[0] == _TEXT} | {NONE: ""}
     hits = sorted((row for row in rows if row[0] != _TEXT), key=lambda row: (row[7] or 0, row[2] or 0))
-    for row in hits if rows and len(rows[0]) > _WIDTH else ():
-        texts |= _texts_of(row[4:7], row[_WIDTH:])
-    turns = {number: _turn(row[2:_WIDTH], texts) for number, row in {row[2]: row for row in hits}.items()}
+    turns = {number: _turn(row[2:], texts) for number, row in {row[2]: row for row in hits}.items()}
     found = Stored()
     for row in hits:
         kind, asked, number, used = row[0], row[1], row[2], row[8]
@@ -297,20 +299,38 @@ def _found(rows: list[Any], stale_before: float) -> Stored:
     return found
 
 
+def _exact_found(rows: list[Any], stale_before: float) -> Stored:
+    """The rows of `Turns._exact_rows` as turns. One whose text is damaged is left out."""
+    found = Stored()
+    rows.sort(key=_nth)
+    for row in rows:
+        number, _, thought, calls, details, _, used = row[:7]
+        if used < stale_before:
+            found.stale.note(number)
+        told, called, detailed = row[_WIDTH : _WIDTH + 2], row[_WIDTH + 2 : _WIDTH + 4], row[_WIDTH + 4 :]
+        said = _text(thought, *told) if thought else ""
+        made = _text(calls, *called) if calls else ""
+        more = _text(details, *detailed) if details else ""
+        if said is not None and made is not None and more is not None:
+            turn = _turn_of(row, said, made, more)
+            found.exact.setdefault(turn.key, []).append(turn)
+    return found
+
+
 def _texts_of(numbers: Sequence[int], parts: Sequence[Any]) -> dict[int, str | None]:
     """The texts of one turn by number: `parts` has the data and the size of each."""
     return {number: _text(number, parts[2 * at], parts[2 * at + 1]) for at, number in enumerate(numbers) if number}
 
 
 def _turn(row: Sequence[Any], texts: Mapping[int, str | None]) -> Turn | None:
-    _, key, thought, calls, details, _, _, effort, blanks, seen, system, *rest = row
-    client, conversation, made, depth, settled = rest
-    parts = [texts.get(number) for number in (thought, calls, details)]
-    if None in parts:
-        return None
-    reasoning, calls, details = (part or "" for part in parts)
-    said = (key, reasoning, effort, calls, details, _blanks_from_sql(blanks))
-    return Turn(*said, seen, system, client, conversation, made, depth, bool(settled))
+    said, calls, details = (texts.get(number) for number in row[2:5])
+    return None if said is None or calls is None or details is None else _turn_of(row, said, calls, details)
+
+
+def _turn_of(row: Sequence[Any], reasoning: str, calls: str, details: str) -> Turn:
+    effort, blanks, mark, seen, system, client, conversation, made, depth, settled = row[7:_WIDTH]
+    said = (row[1], reasoning, effort, calls, details, _blanks_from_sql(blanks))
+    return Turn(*said, mark, seen, system, client, conversation, made, depth, bool(settled))
 
 
 def _text(number: int, data: bytes | None, size: int) -> str | None:
