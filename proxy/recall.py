@@ -83,19 +83,16 @@ class Recaller:
         `after` is the next assistant turn that is found where it stands, `back` how many before it this one is.
         """
         mark = after.saw(back) if after is not None else b""
+        made = self._made_before[at]
         turns = self._found.exact.get(self._chain.keys[at], ())
-        turns = [
-            turn for turn in turns if self._may_stand(turn, mark, self._made_before[at]) or self._is_shown(at, turn)
-        ]
+        turns = [turn for turn in turns if self._may_stand(turn, mark, made) or self._is_shown(at, turn)]
         if not turns:
             return None
         turn = turns[-1]
-        if len(turns) > 1:
-            before = after.seen[: -MARK_BYTES * back] if after is not None else b""
+        if len(turns) > 1:  # newest first, for max takes the first of equals
+            seen = after.seen[: -MARK_BYTES * back] if after is not None else b""
             hint = self._hint_behind(at)
-            turn = max(
-                turns[::-1], key=lambda turn: self._likeness(at, turn, mark, before, hint)
-            )  # of equals, the newest
+            turn = max(turns[::-1], key=lambda turn: self._likeness(at, turn, mark, seen, hint))
         return Recalled(turn, turn.reasoning, turn.blanks, self._lost_calls(at, turn) or "", placed=True)
 
     def _may_stand(self, turn: Turn, mark: bytes, made: int) -> bool:
@@ -110,11 +107,11 @@ class Recaller:
             return False
         return not mark or (mark == self._no_thought and turn.made < made)
 
-    def _likeness(self, at: int, turn: Turn, mark: bytes, before: bytes, hint: bytes) -> tuple[int, ...]:
+    def _likeness(self, at: int, turn: Turn, mark: bytes, seen: bytes, hint: bytes) -> tuple[int, ...]:
         """The thought that the client shows; what went upstream once, here and before; the same conversation; the same
         system prompt; what a weaker key of the next turn says."""
         own = self._mark(turn)
-        alike = zip(turn.seen[::-1], before[::-1], strict=False)
+        alike = zip(turn.seen[::-1], seen[::-1], strict=False)
         return (
             self._is_shown(at, turn),
             own == mark,
