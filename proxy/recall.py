@@ -49,6 +49,8 @@ class Recaller:
         self._no_thought = chain.mark("")
         self._made_before: dict[int, int] = {}
         """When the first of the turns behind that are found where they stand was made; 0 where there is none."""
+        self._altered = False
+        """A turn lost a part of it, or was made one with another: that is why nothing behind it is in its place."""
 
     def all(self) -> dict[int, Recalled]:
         """Position → what is known of the assistant message there."""
@@ -154,10 +156,11 @@ class Recaller:
         turn = next((turn for turn in turns if turn is not None), None)
         if turn is None or (behind in known and not self._is_seen(turn, behind, known)):
             return None
-        if message.calls:
-            return Recalled(turn, turn.reasoning)
-        calls = self._lost_calls(at, turn)
-        return None if calls is None else Recalled(turn, turn.reasoning, turn.blanks, calls)
+        calls = None if message.calls else self._lost_calls(at, turn)
+        if calls is None and not message.calls:
+            return None
+        self._altered = True
+        return Recalled(turn, turn.reasoning, None if message.calls else turn.blanks, calls or "")
 
     def _lost_calls(self, at: int, turn: Turn) -> str | None:
         """The calls of a turn whose message has none, as JSON; None where the results behind it are not theirs."""
@@ -196,6 +199,7 @@ class Recaller:
         if any(self._mark(one) != other.saw(1) for one, other in itertools.pairwise(told)):
             return None
         blanks = told[0].blanks if len(told) == 1 else None
+        self._altered |= len(told) > 1
         return Recalled(told[-1], BETWEEN.join(turn.reasoning for turn in told if turn.reasoning), blanks)
 
     def _is_edited(self, at: int, turn: Turn) -> bool:
@@ -203,7 +207,7 @@ class Recaller:
 
         Then it was not cut or summarised: somebody changed a word in it, or it is another chat that goes on alike.
         """
-        return turn.depth == self._chain.depth(at) and turn.system == self._chain.system
+        return not self._altered and turn.depth == self._chain.depth(at) and turn.system == self._chain.system
 
     def _follows(self, turn: Turn, before: int | None, known: Mapping[int, Recalled]) -> bool:
         """Whether a turn saw the thought of the assistant message before it; at the front nobody can know that."""

@@ -11,7 +11,9 @@ from proxy.jsons import dumps
 from proxy.keys import BETWEEN, Chain
 from proxy.messages import MOST_MARKS, Message, ToolCall, Turn
 from proxy.recall import Recalled, thought_of
-from proxy.thinking import lifted
+from proxy.thinking import TAGS, lifted
+
+_OPENERS = tuple(opener for opener, _ in TAGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,11 @@ class Rememberer:
         text, reasoning = answer.text, answer.reasoning
         blanks = _blanks(text)
         if found := lifted(text):  # as it will be read when it comes back
+            if not reasoning and text.lstrip().startswith(
+                _OPENERS
+            ):  # the engine has no parser, and nobody split its text
+                reasoning = found[0]
             text, blanks = found[1], None
-            reasoning = reasoning or found[0]  # the engine has no parser, and nobody split its text
         key, weaker = self._chain.answer(text, answer.calls)
         turn = Turn(
             key,

@@ -196,6 +196,17 @@ async def test_an_answer_that_begins_with_mark_up_keeps_its_text_and_its_thought
         assert backend.requests[-1].body["messages"][1] == says(text, reasoning_content="REAL")
 
 
+@pytest.mark.parametrize("reasoning", ["REAL", ""])
+async def test_a_block_of_a_front_end_that_a_model_writes_is_text(reasoning):
+    """Models do not fold their thoughts into `<details>`."""
+    text = '<details type="reasoning"><summary>S</summary>\n> ex\n</details>\nSo.'
+    async with FakeBackend(answer(text, reasoning=reasoning)) as backend, serving(settings(backend.url)) as proxy:
+        await proxy.chat(asks("go"))
+        await proxy.chat(asks("go"), says(text), asks("and?"))
+        own = {"reasoning_content": reasoning} if reasoning else {}
+        assert backend.requests[-1].body["messages"][1] == says(text, **own)
+
+
 async def test_details_that_nobody_can_read_go_back_too():
     """Encrypted reasoning of a tool turn, without a word in clear text."""
     details = [{"type": "reasoning.encrypted", "data": "xyz"}]

@@ -291,3 +291,27 @@ def test_a_turn_is_not_recalled_for_two_messages():
     plan = memory.plan(*BEFORE, USER, CALL, RESULT, asks("again"), CALL, RESULT)
     assert thoughts(plan) == [None, None, "T1"]
     assert thoughts(memory.plan(asks("cut"), CALL, RESULT, asks("cut"), CALL, RESULT)) == [None, None]
+
+
+@pytest.mark.parametrize("dropped", [(0,), (0, 1), (1,), (0, 1, 2, 3)])
+def test_texts_that_were_dropped_beside_old_calls_hide_no_later_turn(dropped):
+    """A client that thins out its history: each turn says what was seen before it."""
+    memory, history = Memory(), [USER]
+    for at in range(4):
+        said = says(f"{at}: {LONG}", (f"c{at}", "cat", {"file": at}))
+        memory.answer(*history, said=said, thought=f"t{at}")
+        history += [said, result(f"c{at}", f"{at}")]
+    thinned = [{**said, "content": None} if at in dropped else said for at, said in enumerate(history[1::2])]
+    pairs = [line for pair in zip(thinned, history[2::2], strict=True) for line in pair]
+    assert thoughts(memory.plan(USER, *pairs)) == ["t0", "t1", "t2", "t3"]
+
+
+def test_calls_that_one_turn_lost_hide_no_later_turn():
+    """The loss explains why the turns behind are not found in their places."""
+    memory, history = Memory(), [USER]
+    for at in range(3):
+        said = says(f"{at}: {LONG}", (f"c{at}", "cat", {"file": at}))
+        memory.answer(*history, said=said, thought=f"t{at}")
+        history += [said, result(f"c{at}", f"{at}")]
+    history[1] = says(f"0: {LONG}")
+    assert thoughts(memory.plan(*history)) == ["t0", "t1", "t2"]
