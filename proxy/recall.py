@@ -179,7 +179,7 @@ class Recaller:
     def _near(self, at: int, before: int | None, behind: int | None, known: Mapping[int, Recalled]) -> Recalled | None:
         """The turn of a message with the two before it."""
         turn = self._sole(at, self._chain.weaker(at).near)
-        if turn is None or self._is_edited(at, turn) or not self._follows(turn, before, known):
+        if turn is None or not self._follows(turn, before, known):
             return None
         if behind in known and not self._is_seen(turn, behind, known):
             return None

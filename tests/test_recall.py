@@ -79,6 +79,16 @@ def test_a_history_with_a_changed_word_is_not_a_trimmed_one():
     assert (thoughts(plan), plan.history) == ([None, None], History(missing=2))
 
 
+def test_an_early_message_that_changes_with_each_turn_hides_no_turn_with_two_untouched_ones_before_it():
+    """Some clients put the state of files, or the time, into the first messages."""
+    memory = Memory()
+    state = [(asks(f"files: {at}"), says("Ok.")) for at in range(3)]
+    memory.answer(*state[0], asks("Do."), said=says("1" + LONG), thought="T1")
+    memory.answer(*state[1], asks("Do."), says("1" + LONG), asks("More."), said=says("2" + LONG), thought="T2")
+    plan = memory.plan(*state[2], asks("Do."), says("1" + LONG), asks("More."), says("2" + LONG), asks("?"))
+    assert thoughts(plan) == [None, "T1", "T2"]
+
+
 def test_tools_that_say_something_else_now_hide_no_turn():
     """Agents clear old results, and some put them in another order."""
     memory = Memory()
