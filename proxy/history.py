@@ -72,7 +72,8 @@ def restore(plan: Plan, known: Mapping[int, Recalled], settings: Restoring, *, a
     out = plan.restored if bare else window.left_out(plan, terms.current, answer)
     for at in out:
         fates[at] = terms.dropped(fates[at])
-    plan = replace(plan, messages=tuple(fate.message for fate in fates), restored=_sizes(fates))
+    left = {at: size for at, size in plan.restored.items() if at not in out} if out else plan.restored
+    plan = replace(plan, messages=tuple(fate.message for fate in fates), restored=left)
     return _explained(plan, fates)
 
 

@@ -157,7 +157,7 @@ class Chain:
         around = before.last_but_one + before.last + said.data
         less = [["no calls", said.text, sorted(map(plain_id, ids))]] if ids else []
         less += [["no calls", said.text]] if len(ids) == 1 else []
-        # A turn of calls alone is found by its own key; here it may be what is left of one with a text, or such a one.
+        # Stored for a turn that has a text, asked for by a message that has none: the text may have been dropped.
         less += [["no text", said.calls]] if said.calls and bool(text) == stored else []
         return Weaker(
             outline=outline,

@@ -46,6 +46,8 @@ class Recaller:
         self._found = found
         self._conversation = conversation
         self._positions = list(chain.keys)
+        self._behind = dict(itertools.pairwise(self._positions))
+        """Position of an assistant message → that of the next one."""
         self._no_thought = chain.mark("")
         self._made_before: dict[int, int] = {}
         """When the first of the turns behind that are found where they stand was made; 0 where there is none."""
@@ -67,9 +69,9 @@ class Recaller:
                 known[at], near, near_back = recalled, recalled.turn, 0
                 made = min(made or near.made, near.made)
         alone = self._alone_once(known)
-        for number, at in enumerate(self._positions):
-            before = self._positions[number - 1] if number else None
-            behind = self._positions[number + 1] if number + 1 < len(self._positions) else None
+        before: int | None = None
+        for at in self._positions:
+            behind = self._behind.get(at)
             if at not in known:
                 recalled = self._outlined(at, behind, known)
                 recalled = recalled or self._near(at, before, behind, known)
@@ -77,6 +79,7 @@ class Recaller:
                 recalled = recalled or self._by_itself(at, alone.get(at, []), before, behind, known)
                 if recalled is not None:
                     known[at] = recalled
+            before = at
         return known
 
     def _placed(self, at: int, after: Turn | None, back: int) -> Recalled | None:
@@ -133,7 +136,7 @@ class Recaller:
 
     def _hint_behind(self, at: int) -> bytes:
         """The mark of this thought as the weaker keys of the assistant message behind it have it."""
-        behind = next((other for other in self._positions if other > at), None)
+        behind = self._behind.get(at)
         hint = self._hint(behind) if behind is not None else None
         return hint.saw(1) if hint is not None else b""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ class Rememberer:
         self._asked = asked
         self._sent = sent
         self._known = known
+        self._positions = list(chain.keys)
+        self._marks: dict[int, bytes] = {}
 
     def settled(self, conversation: str | None) -> Iterator[Turn]:
         """Turns that weaker keys led to and whose thoughts went upstream: they have a place of their own from now on.
@@ -101,9 +104,13 @@ class Rememberer:
 
     def _seen(self, at: int) -> bytes:
         """Marks of the thoughts of the assistant turns before a position, whether they went upstream or not."""
-        before = [position for position in self._chain.keys if position < at][-MOST_MARKS:]
-        thoughts = (thought_of(self._asked[position], self._known.get(position)) for position in before)
-        return b"".join(map(self._chain.mark, thoughts))
+        end = bisect_left(self._positions, at)
+        return b"".join(map(self._mark, self._positions[max(0, end - MOST_MARKS) : end]))
+
+    def _mark(self, at: int) -> bytes:
+        if at not in self._marks:
+            self._marks[at] = self._chain.mark(thought_of(self._asked[at], self._known.get(at)))
+        return self._marks[at]
 
 
 def _calls(calls: Sequence[ToolCall]) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 from proxy.messages import Entry, Turn
 from proxy.store.found import Stored, Uses
 from proxy.store.limits import Limiter, Limits
-from proxy.store.turns import MOST_VALUES, PackedTurn, Turns
+from proxy.store.turn_rows import PackedTurn
+from proxy.store.turns import MOST_VALUES, Turns
 
 log = logging.getLogger(__name__)
 

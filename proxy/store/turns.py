@@ -5,19 +5,15 @@ Whoever changes something holds a transaction that no other writer is in: SQLite
 
 from __future__ import annotations
 
-import logging
 import math
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, TypeAlias
 
-import msgspec
-
 from proxy.messages import MOST_TURNS, Turn
+from proxy.store import turn_rows
 from proxy.store.found import Stored, Uses
-from proxy.store.texts import NONE, ROW_BYTES, Connection, Packed, hold, pack, release, unpack
+from proxy.store.texts import ROW_BYTES, Connection, hold, release
 
 FRESH_SECONDS = 3600
 """A use is written down when the last one is longer ago."""
@@ -28,22 +24,10 @@ TURN_BYTES = 300
 MOST_VALUES = 30_000
 """In one statement. SQLite takes 32,766 in the builds of most systems, PostgreSQL 65,535."""
 
-_EXACT, _WEAKER, _TEXT = 0, 1, 2
-"""Kinds of rows of `Turns._rows`: a turn by its key, a turn by a weaker key, a text of one of them."""
-_KEPT = (
-    *("id", "key", "thought", "calls", "details", "nth", "used"),
-    *("effort", "blanks", "mark", "seen", "system", "client", "conversation", "made", "depth", "settled"),
-)
-
-_WIDTH = len(_KEPT)
-_nth = itemgetter(5, 0)
-
 Row: TypeAlias = tuple[int, int, int, int]
 """Of a turn: id, and the numbers of its thought, calls and details."""
 
 _NEVER = 2**62
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +39,6 @@ class Gone:
 
     def __add__(self, other: Gone) -> Gone:
         return Gone(self.turns + other.turns, self.bytes + other.bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedTurn:
-    """A turn with its texts as they are stored."""
-
-    turn: Turn
-    thought: Packed
-    calls: Packed
-    details: Packed
-    blanks: str | None
-
-    @classmethod
-    def of(cls, turn: Turn, salt: bytes) -> PackedTurn:
-        """Raises UnicodeEncodeError where one of the texts has half a surrogate pair."""
-        "".join((turn.effort or "", turn.client or "", turn.conversation or "")).encode()
-        thought, calls, details = (pack(text, salt) for text in (turn.reasoning, turn.calls, turn.details))
-        return cls(turn, thought, calls, details, _blanks_to_sql(turn.blanks))
 
 
 class Turns:
@@ -93,32 +59,28 @@ class Turns:
             exact = [key for key, is_weaker in part if not is_weaker]
             rest = [key for key, is_weaker in part if is_weaker]
             if rest:
-                found.add(_found(self._rows(exact, rest), now - FRESH_SECONDS))
+                found.add(turn_rows.found(self._rows(exact, rest), now - FRESH_SECONDS))
             else:
-                found.add(_exact_found(self._exact_rows(exact), now - FRESH_SECONDS))
+                found.add(turn_rows.exact(self._exact_rows(exact), now - FRESH_SECONDS))
         return found
 
     def _exact_rows(self, keys: Sequence[bytes]) -> list[Any]:
         # The usual case in half the time: hardly two turns of a conversation have a text in common.
-        columns = ", ".join(f"t.{name}" for name in _KEPT)
-        sql = f"""SELECT {columns}, r.data, r.size, c.data, c.size, d.data, d.size FROM turns t
-            LEFT JOIN texts r ON r.id = t.thought LEFT JOIN texts c ON c.id = t.calls
-            LEFT JOIN texts d ON d.id = t.details WHERE t.key IN ({_marks(keys)})"""  # noqa: S608 - our own names
+        sql = f"SELECT {turn_rows.WITH_TEXTS} WHERE t.key IN ({_marks(keys)})"
         return self._ask(sql, keys).fetchall()
 
     def _rows(self, keys: Sequence[bytes], weaker: Sequence[bytes]) -> list[Any]:
         # The texts come apart, each once: a turn is often found by several of its keys.
-        columns = ", ".join(f"t.{name}" for name in _KEPT)
-        nothing = ", ".join(["NULL"] * (len(_KEPT) - 6))
         sql = f"""WITH hits AS (
-                SELECT {_EXACT} AS kind, t.key AS asked, {columns} FROM turns t WHERE t.key IN ({_marks(keys)})
+                SELECT {turn_rows.EXACT} AS kind, t.key AS asked, {turn_rows.COLUMNS}
+                FROM turns t WHERE t.key IN ({_marks(keys)})
                 UNION ALL
-                SELECT {_WEAKER}, w.key, {columns.replace("t.used", "coalesce(t.used, w.seen, 0)")}
+                SELECT {turn_rows.WEAKER}, w.key, {turn_rows.COLUMNS.replace("t.used", "coalesce(t.used, w.seen, 0)")}
                 FROM weaker w LEFT JOIN turns t ON t.id = w.turn WHERE w.key IN ({_marks(weaker)})
             )
             SELECT * FROM hits
             UNION ALL
-            SELECT {_TEXT}, data, id, NULL, NULL, NULL, NULL, size, {nothing} FROM texts
+            SELECT {turn_rows.OF_A_TEXT} FROM texts
             WHERE id IN (SELECT thought FROM hits UNION SELECT calls FROM hits UNION SELECT details FROM hits)"""  # noqa: S608 - our own names
         return self._ask(sql, (*keys, *weaker)).fetchall()
 
@@ -143,15 +105,9 @@ class Turns:
     ) -> list[tuple[int, Turn | None, int, int]]:
         """The same with all that they hold: number, turn (None where it is damaged), created, used."""
         where, values = _choice(client, conversation)
-        columns = ", ".join(f"t.{name}" for name in _KEPT)
-        sql = f"""SELECT {columns}, t.created, r.data, r.size, c.data, c.size, d.data, d.size FROM turns t
-            LEFT JOIN texts r ON r.id = t.thought LEFT JOIN texts c ON c.id = t.calls
-            LEFT JOIN texts d ON d.id = t.details WHERE t.id > ?{where} ORDER BY t.id LIMIT ?"""  # noqa: S608
-        found = []
-        for row in self._ask(sql, (after, *values, most)).fetchall():
-            kept, (created, *parts) = row[: len(_KEPT)], row[len(_KEPT) :]
-            found.append((kept[0], _turn(kept, {NONE: "", **_texts_of(kept[2:5], parts)}), created, kept[6]))
-        return found
+        sql = f"SELECT t.created, {turn_rows.WITH_TEXTS} WHERE t.id > ?{where} ORDER BY t.id LIMIT ?"
+        found = self._ask(sql, (after, *values, most)).fetchall()
+        return [(row[1], turn_rows.with_texts(row[1:]), row[0], row[7]) for row in found]
 
     def count(self) -> tuple[int, int, int]:
         """How many, and when the least and the most recently used one was used."""
@@ -173,11 +129,11 @@ class Turns:
 
     # Changing
 
-    def put(self, turns: Iterable[PackedTurn], now: float) -> None:
+    def put(self, turns: Iterable[turn_rows.PackedTurn], now: float) -> None:
         """Keep them, each as the newest of its key; see `proxy.store.Store.put_turn`."""
         self._count(sum(self.put_one(turn, int(now), int(now)) for turn in turns))
 
-    def put_one(self, packed: PackedTurn, created: int, used: int) -> int:
+    def put_one(self, packed: turn_rows.PackedTurn, created: int, used: int) -> int:
         """Keep one; the store grew by so many bytes, which are still to be counted."""
         turn = packed.turn
         held = [hold(self._connection, text) for text in (packed.thought, packed.calls, packed.details)]
@@ -277,77 +233,3 @@ def _choice(client: str | None, conversation: str | None) -> tuple[str, list[str
 def _parts(values: list[Any]) -> Iterator[list[Any]]:
     for start in range(0, len(values), MOST_VALUES):
         yield values[start : start + MOST_VALUES]
-
-
-def _found(rows: list[Any], stale_before: float) -> Stored:
-    """The rows of `Turns._rows` as turns. One whose text is damaged is left out, and leads nowhere."""
-    texts = {row[2]: _text(row[2], row[1], row[7]) for row in rows if row[0] == _TEXT} | {NONE: ""}
-    hits = sorted((row for row in rows if row[0] != _TEXT), key=lambda row: (row[7] or 0, row[2] or 0))
-    turns = {number: _turn(row[2:], texts) for number, row in {row[2]: row for row in hits}.items()}
-    found = Stored()
-    for row in hits:
-        kind, asked, number, used = row[0], row[1], row[2], row[8]
-        turn = turns[number]
-        if used < stale_before:
-            found.stale.note(number if number is not None else asked)
-        if kind == _WEAKER and turn is None:
-            found.unclear.add(asked)
-        elif kind == _WEAKER and turn is not None:
-            found.sole[asked] = turn
-        elif turn is not None:
-            found.exact.setdefault(asked, []).append(turn)
-    return found
-
-
-def _exact_found(rows: list[Any], stale_before: float) -> Stored:
-    """The rows of `Turns._exact_rows` as turns. One whose text is damaged is left out."""
-    found = Stored()
-    rows.sort(key=_nth)
-    for row in rows:
-        number, _, thought, calls, details, _, used = row[:7]
-        if used < stale_before:
-            found.stale.note(number)
-        told, called, detailed = row[_WIDTH : _WIDTH + 2], row[_WIDTH + 2 : _WIDTH + 4], row[_WIDTH + 4 :]
-        said = _text(thought, *told) if thought else ""
-        made = _text(calls, *called) if calls else ""
-        more = _text(details, *detailed) if details else ""
-        if said is not None and made is not None and more is not None:
-            turn = _turn_of(row, said, made, more)
-            found.exact.setdefault(turn.key, []).append(turn)
-    return found
-
-
-def _texts_of(numbers: Sequence[int], parts: Sequence[Any]) -> dict[int, str | None]:
-    """The texts of one turn by number: `parts` has the data and the size of each."""
-    return {number: _text(number, parts[2 * at], parts[2 * at + 1]) for at, number in enumerate(numbers) if number}
-
-
-def _turn(row: Sequence[Any], texts: Mapping[int, str | None]) -> Turn | None:
-    said, calls, details = (texts.get(number) for number in row[2:5])
-    return None if said is None or calls is None or details is None else _turn_of(row, said, calls, details)
-
-
-def _turn_of(row: Sequence[Any], reasoning: str, calls: str, details: str) -> Turn:
-    effort, blanks, mark, seen, system, client, conversation, made, depth, settled = row[7:_WIDTH]
-    said = (row[1], reasoning, effort, calls, details, _blanks_from_sql(blanks))
-    return Turn(*said, mark, seen, system, client, conversation, made, depth, bool(settled))
-
-
-def _text(number: int, data: bytes | None, size: int) -> str | None:
-    try:
-        return None if data is None else unpack(data, size)
-    except (zlib.error, UnicodeDecodeError) as error:
-        log.error("the text %d in the store is damaged (%s): its turns are not found", number, error)
-        return None
-
-
-def _blanks_to_sql(blanks: tuple[str, str] | None) -> str | None:
-    if blanks is None:
-        return ""
-    return msgspec.json.encode(blanks).decode() if any(blanks) else None
-
-
-def _blanks_from_sql(blanks: str | None) -> tuple[str, str] | None:
-    if blanks is None:
-        return "", ""
-    return msgspec.json.decode(blanks, type=tuple[str, str]) if blanks else None
