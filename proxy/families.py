@@ -7,8 +7,9 @@ import re
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import MinLen
 from pydantic import ValidationError, field_validator
 
 from proxy.errors import ConfigError
@@ -16,6 +17,7 @@ from proxy.section import Section
 
 HistoryRule = Literal["all", "tools", "current", "never"]
 RequiredRule = Literal["never", "calls", "tools"]
+Mark = Annotated[str, MinLen(1)]
 FALLBACK = "generic"
 
 
@@ -29,6 +31,10 @@ class Family(Section):
     efforts: tuple[str, ...] = ()
     effort_words: Mapping[str, str] = {}
     effort_option: str = ""
+    tags: tuple[tuple[Mark, Mark], ...] = ()
+    answer_tags: tuple[Mark, ...] = ()
+    call_tags: tuple[Mark, ...] = ()
+    end_markers: tuple[Mark, ...] = ()
     source: str = ""
     date: str = ""
     name: str = ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from proxy.jsons import dumps, healed
+from proxy.calls import arguments_text
+from proxy.jsons import healed
 from proxy.messages import Event, Json, ToolCall, Usage, count_of
 
 
@@ -31,9 +32,8 @@ class Choice:
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls in the order of their indexes, as clients put them."""
-        ordered = sorted(self.calls, key=lambda call: call.index)
-        return tuple(ToolCall(call.name, "".join(call.arguments), call.id or None) for call in ordered)
+        """The calls in the order in which they began."""
+        return tuple(ToolCall(call.name, "".join(call.arguments), call.id or None) for call in self.calls)
 
     @property
     def shows(self) -> bool:
@@ -141,34 +141,15 @@ def _add_details(details: list[dict[str, Json]], entry: Mapping[str, Json]) -> N
 
 
 def _add_call(choice: Choice, fragment: Mapping[str, Json]) -> None:
+    """A fragment as `calls.py` leaves it: with the index of its call, or, without one, a whole call."""
+    index = fragment.get("index")
+    call = next((call for call in reversed(choice.calls) if call.index == index), None) if index is not None else None
+    if call is None:
+        call = Call(len(choice.calls) if index is None else index)
+        choice.calls.append(call)
     function = fragment.get("function")
     function = function if isinstance(function, dict) else {}
-    identity = fragment.get("id")
-    identity = identity if isinstance(identity, str) else ""
-    call = _call_of(choice, fragment.get("index"), identity)
-    call.id = call.id or identity
+    call.id = call.id or str(fragment.get("id") or "")
     call.name = call.name or str(function.get("name") or "")
-    arguments = function.get("arguments")
-    if isinstance(arguments, dict | list):
-        arguments = dumps(arguments).decode()
-    if isinstance(arguments, str) and arguments:
+    if arguments := arguments_text(function.get("arguments")):
         call.arguments.append(arguments)
-
-
-def _call_of(choice: Choice, index: Json, identity: str) -> Call:
-    """The call that a fragment goes on with: that of its index, unless it brings another id; without an index, that of
-    its id, and without both the last one."""
-    calls = choice.calls
-    if isinstance(index, int):
-        known = next((call for call in reversed(calls) if call.index == index), None)
-        if known is not None and not (identity and known.id and identity != known.id):
-            return known
-    else:
-        known = (
-            next((call for call in calls if call.id == identity), None) if identity else calls[-1] if calls else None
-        )
-        if known is not None:
-            return known
-        index = max((call.index for call in calls), default=-1) + 1
-    calls.append(Call(index))
-    return calls[-1]

@@ -92,6 +92,7 @@ class ChatRequest:
     model: str
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     max_tokens: int | None = None
     max_tokens_field: str | None = None
     effort: Ask | None = None
@@ -234,12 +235,16 @@ def count_of(value: Json) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer, as reported. None is unknown; it is never written as 0."""
+    """Tokens of one answer, as reported. None is unknown; it is never written as 0.
+
+    `repaired`: the completion was reported without the thought in it, and is put right.
+    """
 
     prompt: int | None = None
     cached: int | None = None
     completion: int | None = None
     reasoning: int | None = None
+    repaired: bool = False
 
 
 @dataclass(slots=True)

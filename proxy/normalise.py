@@ -40,12 +40,14 @@ def read(body: bytes) -> ChatRequest:
     stream = _boolean(fields, "stream")
     options = _table(fields, "chat_template_kwargs")
     cap_field, cap = _cap(fields)
+    stream_options = (_plain_table(fields, "stream_options") or {}) if stream else {}
     return ChatRequest(
         fields=fields,
         messages=_messages(fields),
         model=model,
         stream=stream,
-        include_usage=stream and (_plain_table(fields, "stream_options") or {}).get("include_usage") is True,
+        include_usage=stream_options.get("include_usage") is True,
+        continuous_usage=stream_options.get("continuous_usage_stats") is True,
         max_tokens=cap,
         max_tokens_field=cap_field,
         effort=_effort(fields, options),

@@ -137,8 +137,9 @@ class Pipeline:
             answer = await self._sent(call, plan, route.backend)
 
         record.answered(answer.status)
-        shaper = shape.Shaper(self.settings.thinking, thinks=route.family.thinks, filler=self._filler(plan))
-        view = render.View(caller.shown, include_usage=request.include_usage)
+        shaper = shape.Shaper(self.settings.thinking, route.family, filler=self._filler(plan), new_id=_call_id)
+        usage = {"include_usage": request.include_usage, "continuous_usage": request.continuous_usage}
+        view = render.View(caller.shown, **usage)
         told = [*_returned(answer.headers), *headers.of_plan(plan)]
         if answer.status >= 400:
             more, error = await relay.refused(answer, record)
@@ -307,6 +308,10 @@ def _returned(found: Mapping[str, str]) -> list[tuple[str, str]]:
         for name, value in found.items()
         if name.lower() not in _NOT_RETURNED and not name.lower().startswith("x-proxy-") and value.isprintable()
     ]
+
+
+def _call_id() -> str:
+    return "call_" + os.urandom(12).hex()
 
 
 def _model_row(name: str, backend: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -124,6 +124,7 @@ class Record:
         usage = fold.reported()
         entry.prompt_tokens, entry.cached_tokens = usage.prompt, usage.cached
         entry.completion_tokens, entry.reported_reasoning_tokens = usage.completion, usage.reasoning
+        self.flag("usage_repaired", usage.repaired)
         self._speeds(usage)
         if outcome is None:
             entry.outcome, entry.finish_reason = fold.outcome, fold.finish
@@ -135,7 +136,8 @@ class Record:
         told = (entry.request_id, entry.kind, entry.model or entry.endpoint, entry.status, entry.outcome)
         log.info("%s %s %s: status %s, %s, %s ms", *told, entry.duration_ms)
         price = self._route.price if self._route else None
-        self._store.put_entry(entry, _Counting(fold, usage, price))
+        call_tags = self._route.family.call_tags if self._route else ()
+        self._store.put_entry(entry, _Counting(fold, usage, price, call_tags))
 
     async def settled(self) -> None:
         """Where other proxies read the same store, wait a little until this request's turns are written."""
@@ -208,13 +210,16 @@ class _Span:
 class _Counting:
     """Completes a row in the recorder's thread: counting takes time in proportion to the texts."""
 
-    def __init__(self, fold: Fold, usage: Usage, price: prices.Price | None) -> None:
+    def __init__(self, fold: Fold, usage: Usage, price: prices.Price | None, call_tags: Sequence[str]) -> None:
         self._fold = fold
         self._usage = usage
         self._price = price
+        self._call_tags = call_tags
 
     def __call__(self, entry: Entry) -> None:
         thought, said = self._fold.reasoning_text, self._fold.visible_text
+        if any(tag in thought for tag in self._call_tags):
+            entry.flags.append("call_markup_in_reasoning")
         completion, reported = self._usage.completion, self._usage.reasoning
         if completion is None and not (thought or said):
             return

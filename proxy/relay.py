@@ -170,7 +170,7 @@ async def whole(answer: Answer, dialect: Dialect, shaper: shape.Shaper, record: 
     """A complete answer as one event; recorded before it leaves."""
     await expect(answer, "application/json", "text/plain")
     event = dialect.decode(await answer.read(), whole=True)
-    shaper.apply(event, last=True)
+    shaper.apply(event, whole=True)
     record.flag("filler_echo", shaper.heard)
     record.fold.add(event)
     if event.error is not None:

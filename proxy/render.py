@@ -7,132 +7,163 @@ from typing import Any, Literal
 from proxy import sse
 from proxy.fold import Fold, finish_of
 from proxy.jsons import dumps, loads
-from proxy.messages import REASONING_FIELDS, Event, Part
+from proxy.messages import REASONING_FIELDS, Event, Json, Part
 from proxy.normalise import details_text
 
-Shown = Literal["reasoning_content", "reasoning", "both", "hidden"]
-"""Under which name a client gets thoughts. `reasoning_details` goes along unless they are hidden."""
+Shown = Literal["reasoning_content", "reasoning", "both", "think_tags", "hidden"]
+"""How a client gets thoughts: under which name, or in front of the text in tags. `reasoning_details` goes along with a
+name."""
 
 _NAMES: dict[Shown, tuple[str, ...]] = {
     "reasoning_content": ("reasoning_content",),
     "reasoning": ("reasoning",),
     "both": ("reasoning_content", "reasoning"),
+    "think_tags": (),
     "hidden": (),
 }
+_OPENER, _CLOSER = "<think>\n", "\n</think>\n\n"
 
 
 class View:
     """One client's view of one answer."""
 
-    def __init__(self, shown: Shown, *, include_usage: bool) -> None:
-        self._hidden = shown == "hidden"
+    def __init__(self, shown: Shown, *, include_usage: bool, continuous_usage: bool = False) -> None:
+        """`include_usage`: the client gets one chunk with the usage, the last; or, `continuous_usage`, all of them."""
         self._names = _NAMES[shown]
         self._wanted = frozenset(self._names)
+        self._in_tags = shown == "think_tags"
+        self._thinking: set[int] = set()  # choices with an open tag
         self._include_usage = include_usage
+        self._continuous = include_usage and continuous_usage
+        self._usage: Json = None  # that the client is still to get
+        self._running: set[int] = set()  # choices without a finish
         self._last: bytes | None = None
 
     def event(self, event: Event) -> bytes:
         """One event of a stream, ready to leave; empty where this client gets nothing of it."""
-        if event.parts:
-            self._last = event.raw
         if event.error is not None:
             return b""
-        withheld = event.usage is not None and not self._include_usage
-        if withheld and event.empty:
-            return b""
+        for part in event.parts:
+            self._last = event.raw
+            if part.finish is None:
+                self._running.add(part.choice)
+            else:
+                self._running.discard(part.choice)
+        if event.empty:
+            return self._without_choices(event)
+        withheld = event.usage is not None and not self._continuous
         if not (withheld or event.odd or event.shaped or self._renames(event)):
             return sse.encode(_one_line(event.raw))
         body = loads(event.raw)
         if withheld:
-            body.pop("usage", None)
-        kept = []
-        for at, choice in enumerate(body.get("choices") or []):
-            if self._choice(choice, event.parts[at] if event.shaped else None, withheld):
-                kept.append(choice)
-        if not kept and not event.empty:
+            self._usage = body.pop("usage", None) or self._usage
+            for choice in body["choices"]:
+                self._usage = choice.pop("usage", None) or self._usage
+        choices = zip(body["choices"], event.parts, strict=True)
+        body["choices"] = [choice for choice, part in choices if self._choice(choice, part)]
+        return sse.encode(dumps(body)) if body["choices"] else b""
+
+    def _without_choices(self, event: Event) -> bytes:
+        """An event beside the choices: mostly the usage, which is due when all of them have their finish."""
+        if event.usage is None:
+            return sse.encode(_one_line(event.raw))
+        if not self._include_usage:
             return b""
-        body["choices"] = kept
-        return sse.encode(dumps(body))
+        if (self._running or self._last is None) and not self._continuous:
+            self._usage = loads(event.raw).get("usage")
+            return b""
+        self._include_usage, self._usage = self._continuous, None
+        return sse.encode(_one_line(event.raw))
 
     def whole(self, event: Event) -> bytes:
         """A whole answer as a JSON body."""
         if not (event.odd or event.shaped or self._renames(event)):
             return event.raw
         body = loads(event.raw)
-        for at, choice in enumerate(body.get("choices") or []):
-            if not isinstance(choice.get("index"), int):
-                choice["index"] = at
+        for choice, part in zip(body.get("choices") or (), event.parts, strict=True):
+            choice["index"] = part.choice
+            choice["finish_reason"] = part.finish
             if isinstance(choice.get("message"), dict):
-                self._rename(choice["message"], event.parts[at] if event.shaped else None)
+                self._say(choice["message"], part)
         return dumps(body)
 
     def rest(self, parts: list[Part]) -> bytes:
         """What was held back when the stream broke off or ended without a finish."""
-        if not parts or self._last is None:
+        return self._added([({"index": part.choice, "delta": {}}, part) for part in parts])
+
+    def close(self, fold: Fold) -> bytes:
+        """The end of a complete stream: a finish for each choice that lacks one, the usage, then `[DONE]`."""
+        lacking = [(at, choice) for at, choice in fold.choices.items() if choice.finish is None]
+        ends = [({"index": at, "delta": {}}, Part(at, finish=finish_of(choice))) for at, choice in lacking]
+        left = self._added(ends)
+        if self._usage is not None and self._include_usage and not self._continuous and self._last is not None:
+            left += sse.encode(dumps({**loads(self._last), "choices": [], "usage": self._usage}))
+        return left + sse.DONE_EVENT
+
+    def _added(self, choices: list[tuple[dict[str, Any], Part]]) -> bytes:
+        """An event of our own in the manner of the latest one."""
+        kept = [choice for choice, part in choices if self._choice(choice, part)]
+        if not kept or self._last is None:
             return b""
         body = loads(self._last)
         body.pop("usage", None)
-        choices = [({"index": part.choice, "delta": {}, "finish_reason": None}, part) for part in parts]
-        body["choices"] = [choice for choice, part in choices if self._choice(choice, part, False)]
-        return sse.encode(dumps(body)) if body["choices"] else b""
-
-    def close(self, fold: Fold) -> bytes:
-        """The end of a complete stream: a finish for each choice that lacks one, then `[DONE]`."""
-        lacking = [(at, choice) for at, choice in fold.choices.items() if choice.finish is None]
-        if not lacking or self._last is None:
-            return sse.DONE_EVENT
-        body = loads(self._last)
-        body.pop("usage", None)
-        body["choices"] = [{"index": at, "delta": {}, "finish_reason": finish_of(choice)} for at, choice in lacking]
-        return sse.encode(dumps(body)) + sse.DONE_EVENT
+        return sse.encode(dumps({**body, "choices": kept}))
 
     def _renames(self, event: Event) -> bool:
-        return bool(event.names) and (self._hidden or event.names - {"reasoning_details"} != self._wanted)
+        if self._in_tags:
+            return bool(event.names or self._thinking)
+        return bool(event.names) and (not self._names or event.names - {"reasoning_details"} != self._wanted)
 
-    def _choice(self, choice: dict[str, Any], part: Part | None, withheld: bool) -> bool:
-        """Make one choice of a chunk strict, of a shaped event as `part` says; false when nothing is left of it."""
-        if withheld:
-            choice.pop("usage", None)
-        if not isinstance(choice.get("index"), int):
-            choice["index"] = 0
-        delta = choice.get("delta")
-        if not isinstance(delta, dict):
-            choice["delta"] = {}
-            return bool(choice.get("finish_reason"))
-        emptied = self._rename(delta, part)
-        return not emptied or bool(delta) or bool(choice.get("finish_reason"))
+    def _choice(self, choice: dict[str, Any], part: Part) -> bool:
+        """Make one choice of a chunk say what `part` says; false when nothing is left of it."""
+        came = choice.get("delta")
+        delta = came if isinstance(came, dict) else {}
+        said_something = came is not delta or bool(delta or choice.get("finish_reason"))
+        self._say(delta, part)
+        choice |= {"index": part.choice, "delta": delta, "finish_reason": part.finish}
+        return bool(delta or part.finish) or not said_something
 
-    def _rename(self, said: dict[str, Any], part: Part | None) -> bool:
-        """Put the thought under this client's names, once; true when a field was taken away."""
-        texts = {name: said[name] for name in REASONING_FIELDS if name in said}
-        found = [details_text(value) if name == "reasoning_details" else value for name, value in texts.items()]
-        thought = next((text for text in found if isinstance(text, str) and text), "")
-        emptied = bool(texts)
-        if part is not None:
-            thought = part.reasoning
-            emptied = _set_text(said, part.text) or emptied
-        for name in texts:
-            if name != "reasoning_details" or self._hidden or (part is not None and not thought):
+    def _say(self, said: dict[str, Any], part: Part) -> None:
+        """Write a part's thought under this client's names, once, its text and its calls."""
+        for name in REASONING_FIELDS:
+            if name in said and not (name == "reasoning_details" and self._names and _agrees(said[name], part)):
                 del said[name]
-        if not thought:
-            return emptied
-        for name in self._names:
-            said[name] = thought
-        return not self._names
+        text = self._tagged(part) if self._in_tags else part.text
+        _set_text(said, text)
+        if part.calls:
+            said["tool_calls"] = part.calls
+        elif said.get("tool_calls"):
+            del said["tool_calls"]
+        if part.reasoning:
+            for name in self._names:
+                said[name] = part.reasoning
+
+    def _tagged(self, part: Part) -> str:
+        """The text with the thought in tags before it."""
+        thought, ends = part.reasoning, bool(part.text or part.calls or part.finish)
+        if thought and part.choice not in self._thinking:
+            self._thinking.add(part.choice)
+            thought = _OPENER + thought
+        if ends and part.choice in self._thinking:
+            self._thinking.discard(part.choice)
+            thought += _CLOSER
+        return thought + part.text
 
 
-def _set_text(said: dict[str, Any], text: str) -> bool:
-    """Write the visible text of a shaped event; true when the whole text was taken away."""
+def _agrees(details: Json, part: Part) -> bool:
+    """Whether `reasoning_details` can stay: they have no text, or the thought that the part still has."""
+    return bool(part.reasoning) or not details_text(details)
+
+
+def _set_text(said: dict[str, Any], text: str) -> None:
+    """Write the visible text. A field that has none stays as the engine wrote it, and one that is emptied goes."""
     had = said.get("content")
-    if text or not isinstance(had, str) or not had:
-        if text or isinstance(had, str):
-            said["content"] = text
-        return False
-    if "role" in said:
-        said["content"] = ""
-        return False
-    del said["content"]
-    return True
+    if text == (had if isinstance(had, str) else ""):
+        return
+    if text or "role" in said:
+        said["content"] = text
+    else:
+        del said["content"]
 
 
 def failure(message: str, type: str | None, code: object) -> bytes:

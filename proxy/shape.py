@@ -1,4 +1,5 @@
-"""Events as the engine should have sent them: the thought apart from the text, and no echo of a filler.
+"""Events as the engine should have sent them: the thought apart from the text, no end-of-turn markers, no echo of a
+filler, strict tool calls, and one finish that is true.
 
 Per choice, for any cut of the stream. An event that this changes is marked `shaped`, and is written anew.
 """
@@ -7,9 +8,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from proxy import calls
+from proxy.families import Family
 from proxy.messages import Event, Part
 from proxy.section import Section
-from proxy.thinking import Echo, Splitter
+from proxy.splitter import Splitter, Trailing
+from proxy.thinking import TAGS, Echo
 
 
 class Thinking(Section):
@@ -25,10 +29,12 @@ class Thinking(Section):
 class Shaper:
     """Takes the events of one answer in order."""
 
-    def __init__(self, settings: Thinking, *, thinks: bool, filler: str) -> None:
+    def __init__(self, settings: Thinking, family: Family, *, filler: str, new_id: calls.NewId) -> None:
         """`filler` is the text that stands in for unknown thoughts in this request; empty where none does."""
-        self._tags = "off" if settings.tags == "auto" and not thinks else settings.tags
+        self._tags = "off" if settings.tags == "auto" and not family.thinks else settings.tags
+        self._family = family
         self._filler = filler
+        self._new_id = new_id
         self._choices: dict[int, _Choice] = {}
 
     @property
@@ -36,60 +42,117 @@ class Shaper:
         """The model echoed the filler."""
         return any(choice.echo is not None and choice.echo.heard for choice in self._choices.values())
 
-    def apply(self, event: Event, *, last: bool = False) -> None:
-        """Change the event's parts where that is due; `last` says that nothing of any choice follows."""
-        if self._tags == "off" and not self._filler:
-            return
+    def apply(self, event: Event, *, whole: bool = False) -> None:
+        """Change the event's parts where that is due; a `whole` answer is one event."""
         for part in event.parts:
             choice = self._choices.get(part.choice)
             if choice is None:
-                choice = self._choices[part.choice] = _Choice(self._tags, self._filler)
-            if choice.quiet:
+                choice = self._choices[part.choice] = _Choice(self._tags, self._family, self._filler, self._new_id)
+            elif choice.quiet and not part.calls and part.finish is None:
                 continue
-            reasoning, text = choice.take(part, last=last or part.finish is not None)
-            if (reasoning, text) != (part.reasoning, part.text):
-                part.reasoning, part.text = reasoning, text
+            if choice.take(part, whole=whole):
                 event.shaped = True
 
     def rest(self) -> list[Part]:
         """What is still held back, when the stream is over without a finish of its choices."""
         parts = []
         for at, choice in self._choices.items():
-            reasoning, text = choice.take(Part(at), last=True)
-            if reasoning or text:
-                parts.append(Part(at, reasoning, text))
+            part = Part(at)
+            choice.release(part, cut=False)
+            if part.reasoning or part.text or part.calls:
+                parts.append(part)
         return parts
 
 
 class _Choice:
-    """What one choice still waits for; `quiet` when that is nothing, and its events pass as they are."""
+    """What one choice still waits for; `quiet` when that is nothing, and its texts pass as they are."""
 
-    def __init__(self, tags: str, filler: str) -> None:
+    def __init__(self, tags: str, family: Family, filler: str, new_id: calls.NewId) -> None:
         self._auto = tags == "auto"
-        self._splitter = None if tags == "off" else Splitter(opened=tags == "parse-prefilled")
+        marks = {"answers": family.answer_tags, "calls": family.call_tags}
+        opened = tags == "parse-prefilled"
+        self._splitter = None if tags == "off" else Splitter(opened, family.tags or TAGS, **marks)
+        self._trailing = Trailing(family.end_markers) if family.end_markers and tags != "off" else None
         self.echo = Echo(filler) if filler else None
         self._listening = self.echo is not None
-        self.quiet = False
+        self._new_id = new_id
+        self._calls = calls.Calls(new_id)
+        self._finished = False
 
-    def take(self, part: Part, *, last: bool) -> tuple[str, str]:
-        """(reasoning, text) that can leave now."""
-        reasoning, text = part.reasoning, part.text
-        last = last or bool(part.calls)
+    @property
+    def quiet(self) -> bool:
+        return self._splitter is None and self._trailing is None and not self._listening
+
+    def take(self, part: Part, *, whole: bool) -> bool:
+        """Let of a part what can leave now; true where that changes it."""
+        came = (part.reasoning, part.text, part.calls, part.finish)
+        part.reasoning, part.text = self._texts(part.reasoning, part.text, last=whole or bool(part.calls))
+        if part.calls:
+            part.calls = calls.whole(part.calls, self._new_id) if whole else self._calls.take(part.calls)
+        if part.finish is not None or whole:
+            self._finish(part)
+        return (part.reasoning, part.text, part.calls, part.finish) != came
+
+    def release(self, part: Part, *, cut: bool) -> None:
+        """Add what was held back: nothing follows that it could belong to."""
+        reasoning, text = self._texts("", "", last=True)
+        part.reasoning, part.text = part.reasoning + reasoning, part.text + text
+        if held := self._calls.end(cut=cut):
+            part.calls = [*part.calls, *held]
+
+    def _finish(self, part: Part) -> None:
+        """One finish a choice, in OpenAI's words, and true to what was sent."""
+        if self._finished:
+            part.finish = None
+            return
+        said = part.finish or "stop"
+        word = _FINISHES.get(said.lower(), said)
+        self.release(part, cut=word == "length")
+        if word in ("stop", "tool_calls"):
+            word = "tool_calls" if part.calls or self._calls else "stop"
+        part.finish, self._finished = word, True
+
+    def _texts(self, reasoning: str, text: str, *, last: bool) -> tuple[str, str]:
+        """What can leave of thought and text; all, where what follows is the `last` or a call."""
         if self._splitter is not None:
-            if reasoning and self._auto:
-                text, self._splitter = self._splitter.end()[1] + text, None
-            else:
-                thought, text = self._splitter.feed(text)
-                reasoning += thought
-        if self._splitter is not None and last:
-            thought, said = self._splitter.end()
-            reasoning, text, self._splitter = reasoning + thought, text + said, None
+            reasoning, text = self._split(self._splitter, reasoning, text, last=last)
         if self.echo is not None and self._listening:
             reasoning = self.echo.feed(reasoning)
             if text.strip() or last:
                 reasoning += self.echo.end()
                 self._listening = False
-        if self._splitter is not None and self._splitter.told:
-            self._splitter = None
-        self.quiet = self._splitter is None and not self._listening
+        if self._trailing is not None:
+            text = self._trailing.feed(text)
+            if last:
+                text += self._trailing.end()
         return reasoning, text
+
+    def _split(self, splitter: Splitter, reasoning: str, text: str, *, last: bool) -> tuple[str, str]:
+        if reasoning and self._auto:
+            self._splitter = None
+            return reasoning, splitter.end()[1] + text
+        thought, text = splitter.feed(text)
+        reasoning += thought
+        if last:
+            thought, said = splitter.end()
+            reasoning, text = reasoning + thought, text + said
+        if last or splitter.told:
+            self._splitter = None
+        return reasoning, text
+
+
+_FINISHES = {
+    "eos": "stop",
+    "eos_token": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "stop_token": "stop",
+    "max_tokens": "length",
+    "model_length": "length",
+    "tool_use": "tool_calls",
+    "tool_call": "tool_calls",
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+}
+"""Finish reasons as engines write them → OpenAI's word; all others go on as they are."""

@@ -1,5 +1,4 @@
-"""Thought mark-up in text: lifting it out of what a front end sends back, splitting it off an answer, and hearing a
-filler echoed.
+"""Thought mark-up in text: lifting it out of what a front end sends back, and hearing a filler echoed.
 
 Between the tags that a model writes all is thought, to the byte, line feeds directly inside the tags included: under a
 template with bare tags (Kimi-K2) the next prompt would else not begin with this one. vLLM's parsers keep them too, and
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
 
 TAGS = (
     ("<think>", "</think>"),
@@ -48,14 +46,14 @@ def lifted(text: str) -> tuple[str, str] | None:
     visible character behind the last block. A block ends at its first closer, as models and parsers read it.
     """
     thoughts: list[str] = []
-    start = at = _visible(text, 0)
+    start = at = visible(text, 0)
     if text[at : at + 1] not in _BEGINNINGS:  # almost always
         return None
     while (block := _block(text, at)) is not None:
         thought, end = block
         if thought and not thought.isspace():
             thoughts.append(thought)
-        at = _visible(text, end)
+        at = visible(text, end)
     return None if at == start else (_JOINT.join(thoughts), text[at:])
 
 
@@ -69,7 +67,7 @@ def _words(thought: str) -> list[str]:
     return [word for line in _unescaped(thought).splitlines() for word in _QUOTES.sub("", line).split()]
 
 
-def _visible(text: str, at: int) -> int:
+def visible(text: str, at: int) -> int:
     """The position of the first character from `at` on that is no blank."""
     found = _VISIBLE.search(text, at)
     return found.start() if found else len(text)
@@ -114,119 +112,6 @@ def _unescaped(text: str) -> str:
     return _ESCAPED.sub(lambda found: html.unescape(found[0]), text)
 
 
-class Splitter:
-    """Parts an answer that comes as one text, in any pieces, into thought and said. The cuts change nothing.
-
-    An opener counts only before visible text; with `opened` the prompt ended in one, and the text begins inside the
-    thought, and an opener that the model writes once more is dropped. Without one the kind is unknown, and any closer
-    of `tags` ends the thought; else only its own does. Blanks behind a closer are dropped; a further thought directly
-    behind is joined by a blank line. An unclosed thought stays thought to the end.
-    """
-
-    def __init__(self, opened: bool = False, tags: Sequence[tuple[str, str]] = TAGS) -> None:
-        self._tags = tags
-        self._longest = max((len(opener) for opener, _ in tags), default=0)
-        self._opened = opened  # by the prompt, and nothing visible came yet
-        self._closers: Sequence[str] | None = None  # of the thought that the text is in
-        self._head = True  # nothing but blanks came yet
-        self._told = False  # visible text began: all else is text
-        self._fresh = False  # nothing but blanks of this thought came yet
-        self._joint = ""  # before the next piece of thought
-        self._thought = False  # some thought left
-        self._held: list[str] = []
-        self._blank = False  # what is held is blank
-
-    @property
-    def told(self) -> bool:
-        """The visible text began: all that follows is text."""
-        return self._told
-
-    def feed(self, text: str) -> tuple[str, str]:
-        """(thought, said) that can leave now. Held back is what may yet be a tag, or belong to one."""
-        if self._told or not text:
-            return "", text
-        if self._blank and text.isspace():  # joined once, not piece by piece
-            self._held.append(text)
-            return "", ""
-        return self._advance(text, last=False)
-
-    def end(self) -> tuple[str, str]:
-        """(thought, said) that was held back: the answer is over."""
-        return self._advance("", last=True)
-
-    def _advance(self, text: str, last: bool) -> tuple[str, str]:
-        text = "".join([*self._held, text])
-        self._held, self._blank = [], False
-        thoughts: list[str] = []
-        at: int | None = 0
-        while at is not None and not self._told:
-            if self._closers is None:
-                at = self._before(text, at, last)
-            else:
-                at = self._within(text, at, last, self._closers, thoughts)
-        return "".join(thoughts), "" if at is None else text[at:]
-
-    def _before(self, text: str, at: int, last: bool) -> int | None:
-        """Before an opener or the visible text: where to go on, None to wait for more."""
-        start = _visible(text, at)
-        head = text[start : start + self._longest]
-        since = at if self._head else start
-        if not last and any(opener != head and opener.startswith(head) for opener, _ in self._tags):
-            self._held, self._blank = [text[since:]], self._head and not head
-            return None
-        kinds = [tag for tag in self._tags if head.startswith(tag[0])]
-        if kinds:
-            opener, closer = max(kinds, key=lambda tag: len(tag[0]))
-            self._open([closer])
-            return start + len(opener)
-        if self._opened:
-            self._open([closer for _, closer in self._tags])
-        else:
-            self._told = True
-        return since
-
-    def _open(self, closers: Sequence[str]) -> None:
-        self._closers, self._fresh = closers, True
-        self._opened = self._head = False
-        self._joint = _JOINT if self._thought else ""
-
-    def _within(self, text: str, at: int, last: bool, closers: Sequence[str], thoughts: list[str]) -> int | None:
-        """Inside a thought: its text goes to `thoughts`; the position behind its closer, None to wait for more."""
-        # The closer that is complete first counts, so that no cut can make another one count.
-        found = [(start + len(mark), -len(mark)) for mark in closers if (start := text.find(mark, at)) >= 0]
-        end, size = min(found, default=(0, 0))
-        stop = end + size if found else len(text) if last else _undecided(text, at, closers)
-        blank = self._fresh and _visible(text, at) >= stop
-        if found:
-            self._closers = None
-            if not blank:
-                self._think(text[at:stop], thoughts)
-            return end
-        if blank and not last:
-            self._held, self._blank = [text[at:]], stop == len(text)
-        else:
-            self._think(text[at:stop], thoughts)
-            self._held, self._fresh = [text[stop:]], False
-        return None
-
-    def _think(self, piece: str, thoughts: list[str]) -> None:
-        if piece:
-            thoughts += self._joint, piece
-            self._joint, self._thought = "", True
-
-
-def _undecided(text: str, at: int, closers: Sequence[str]) -> int:
-    """Where the end of `text` begins that may become a closer."""
-    stop = len(text)
-    for mark in closers:
-        start = text.find(mark[0], max(at, len(text) - len(mark) + 1), stop)
-        while start >= 0 and not mark.startswith(text[start:]):
-            start = text.find(mark[0], start + 1, stop)
-        if start >= 0:
-            stop = start
-    return stop
-
-
 class Echo:
     """Passes a thought on without the filler that the model echoes at its start, in any pieces.
 
@@ -247,7 +132,7 @@ class Echo:
         at = 0
         while at < len(thought) and not self._over:
             if not self._matched:
-                start = _visible(thought, at)
+                start = visible(thought, at)
                 if not self.heard:
                     self._blanks.append(thought[at:start])
                 at = start

@@ -14,6 +14,7 @@ from proxy.dialects import DIALECTS
 from proxy.fold import Fold
 from proxy.messages import ToolCall, Usage
 from proxy.render import Shown, View
+from proxy.thinking import lifted
 
 DIALECT = DIALECTS["openai"]
 
@@ -100,9 +101,62 @@ def test_usage_goes_only_to_those_who_asked():
     last = chunk(usage={"completion_tokens": 3})
     inside = chunk(delta(content="a"), usage={"completion_tokens": 1})
     assert shown([last]) == [b""]
-    assert shown([last, inside], usage=True) == [sse.encode(last), sse.encode(inside)]
     (event,) = shown([inside])
     assert "usage" not in json.loads(event[6:])
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        [chunk(delta(content="a", finish="stop")), chunk(usage={"completion_tokens": 3})],
+        [chunk(delta(content="a", finish="stop"), usage={"completion_tokens": 3})],
+        [chunk(delta(content="a")), chunk({**delta(finish="stop"), "usage": {"completion_tokens": 3}})],
+        [chunk(delta(content="a")), chunk(usage={"completion_tokens": 3}), chunk(delta(finish="stop"))],
+        [
+            chunk(delta(content="a"), usage={"completion_tokens": 1}),
+            chunk(delta(finish="stop"), usage={"completion_tokens": 3}),
+        ],
+        [chunk(delta(finish="stop")), chunk(usage={"completion_tokens": 3}), chunk(usage={"completion_tokens": 3})],
+    ],
+)
+def test_usage_comes_once_and_last(tail):
+    """Wherever the engine puts it: beside the finish, in the choice, on every chunk, too early or twice."""
+    view, fold = View("reasoning_content", include_usage=True), Fold()
+    sent = []
+    for payload in tail:
+        event = DIALECT.decode(payload)
+        fold.add(event)
+        sent.append(view.event(event))
+    payloads = sse.Decoder().feed(b"".join([*sent, view.close(fold)]))
+    *events, last = [json.loads(payload) for payload in payloads[:-1]]
+    assert (last["choices"], last["usage"]) == ([], {"completion_tokens": 3})
+    assert not any("usage" in event or "usage" in event["choices"][0] for event in events)
+
+
+def test_running_totals_go_to_those_who_asked_for_them():
+    """vLLM's `continuous_usage_stats` are left on every chunk."""
+    inside = chunk(delta(content="a"), usage={"completion_tokens": 1})
+    view = View("reasoning_content", include_usage=True, continuous_usage=True)
+    assert view.event(DIALECT.decode(inside)) == sse.encode(inside)
+
+
+def test_thoughts_in_tags_stand_before_the_text():
+    """`think_tags` is for front ends that read a thought only in the text; the tag closes before text, call or end."""
+    events = [delta(reasoning="a"), delta(reasoning_content="b"), delta(content="c"), delta(finish="stop")]
+    sent = b"".join(shown([chunk(event) for event in events], "think_tags"))
+    said = [json.loads(payload)["choices"][0]["delta"] for payload in sse.Decoder().feed(sent)]
+    assert said == [{"content": "<think>\na"}, {"content": "b"}, {"content": "\n</think>\n\nc"}, {}]
+    (_cut, end) = shown([chunk(delta(reasoning="a")), chunk(delta(finish="length"))], "think_tags")
+    assert json.loads(end[6:])["choices"][0]["delta"] == {"content": "\n</think>\n\n"}
+
+
+def test_a_whole_answer_has_its_thought_in_tags():
+    """The same as streamed, and a front end that sends it back is understood."""
+    message = {"role": "assistant", "content": "c", "reasoning_content": "a"}
+    event = DIALECT.decode(chunk({"index": 0, "message": message, "finish_reason": "stop"}), whole=True)
+    body = json.loads(View("think_tags", include_usage=False).whole(event))
+    text = body["choices"][0]["message"]["content"]
+    assert (text, lifted(text)) == ("<think>\na\n</think>\n\nc", ("a", "c"))
 
 
 def test_a_stream_without_a_finish_gets_the_one_it_lacks():
@@ -174,38 +228,3 @@ def test_timings_tell_totals_where_no_usage_came():
     """llama-server's last chunk has exact figures without being asked."""
     fold = folded(chunk(delta(finish="stop"), timings={"cache_n": 5, "prompt_n": 7, "predicted_n": 9}))
     assert fold.reported() == Usage(prompt=12, cached=5, completion=9)
-
-
-def call(identity: Any = None, name: Any = None, arguments: Any = None, **more: Any) -> dict[str, Any]:
-    """A tool call, or a fragment of one."""
-    return {"id": identity, "function": {"name": name, "arguments": arguments}, **more}
-
-
-@pytest.mark.parametrize("identity", ["same", "", None])
-def test_each_entry_of_a_whole_answer_is_a_call_of_its_own(identity):
-    """Kimi's ids repeat, and some engines give none."""
-    message = {"role": "assistant", "tool_calls": [call(identity, "f", '{"a":1}'), call(identity, "f", '{"a":2}')]}
-    fold = Fold()
-    fold.add(DIALECT.decode(chunk({"index": 0, "message": message, "finish_reason": "tool_calls"}), whole=True))
-    assert [one.arguments for one in fold.choices[0].tool_calls] == ['{"a":1}', '{"a":2}']
-
-
-@pytest.mark.parametrize(
-    ("fragments", "wanted"),
-    [
-        ([call("b", "g", "2", index=1), call("a", "f", "1", index=0)], [("f", "1"), ("g", "2")]),
-        (
-            [call("a", "f", "1", index=0), call("b", "g", "2", index=0), call(None, None, "3", index=0)],
-            [("f", "1"), ("g", "23")],
-        ),
-        ([call("a", "f", "1"), call(None, None, "2"), call("b", "g", "3")], [("f", "12"), ("g", "3")]),
-        ([call("a", "f", "1"), call("a", "f", "2")], [("f", "12")]),
-        ([call("a", "f", {"x": 1}, index=0)], [("f", '{"x":1}')]),
-        ([call("a", "f", None, index=0)], [("f", "")]),
-    ],
-)
-def test_fragments_find_their_call(fragments, wanted):
-    """By index; another id under the same index is another call; without an index by id, else the last one goes on."""
-    fold = folded(*(chunk(delta(tool_calls=[fragment])) for fragment in fragments))
-    assert sorted((one.name, one.arguments) for one in fold.choices[0].tool_calls) == wanted
-    assert [one.name for one in fold.choices[0].tool_calls] == [name for name, _ in wanted]

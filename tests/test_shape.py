@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects import DIALECTS
+from proxy.families import load
 from proxy.fold import Fold
 from proxy.render import Shown, View
 from proxy.shape import Shaper, Thinking
@@ -21,7 +22,8 @@ FILLER = "(nothing kept)"
 
 def shaper(tags: Any = "auto", *, thinks: bool = True, filler: str = "") -> Shaper:
     """A shaper with these settings."""
-    return Shaper(Thinking(tags=tags), thinks=thinks, filler=filler)
+    family = load().named("generic" if thinks else "plain")
+    return Shaper(Thinking(tags=tags), family, filler=filler, new_id=lambda: "call_new")
 
 
 def stream(*deltas: dict[str, Any], of: Shaper, shown: Shown = "reasoning_content", index: int = 0) -> dict[str, str]:
@@ -138,7 +140,7 @@ def test_a_split_thought_is_shown_under_the_clients_names(shown, names):
     """Or not at all; also in a whole answer."""
     body = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "<think>R</think>T"}}]}
     event = DIALECT.decode(json.dumps(body).encode(), whole=True)
-    shaper().apply(event, last=True)
+    shaper().apply(event, whole=True)
     message = json.loads(View(shown, include_usage=True).whole(event))["choices"][0]["message"]
     assert message == {"content": "T", **dict.fromkeys(names, "R")}
 

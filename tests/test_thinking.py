@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.thinking import TAGS, Echo, Splitter, lifted, same_thought
+from proxy.splitter import Splitter
+from proxy.thinking import TAGS, Echo, lifted, same_thought
 
 # Openers that begin others, and a closer that ends in another: harder than any real tags.
 HARD = (("<a>", "</a>"), ("<a", "[/a"), ("<a b>", "</a b>"), ("[A]", "x</a>"))

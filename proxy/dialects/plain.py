@@ -161,11 +161,12 @@ class Dialect:
         if chunk.error:
             event.error = chunk.error if isinstance(chunk.error, dict) else {"message": str(chunk.error)}
         usage = chunk.usage
-        for choice in chunk.choices or ():
+        for at, choice in enumerate(chunk.choices or ()):
             said = choice.message if whole else choice.delta
-            if said is None or not isinstance(choice.index, int):
+            numbered = isinstance(choice.index, int) and not isinstance(choice.index, bool)
+            if said is None or not numbered:
                 event.odd = True
-            _read(event, choice, said or _Delta(), whole)
+            _read(event, choice.index if numbered else at, choice, said or _Delta())
             usage = usage or choice.usage
         event.empty = not chunk.choices
         if isinstance(usage, dict):
@@ -184,8 +185,8 @@ def _chunk(payload: bytes) -> _Chunk:
         return msgspec.convert(loads(payload), _Chunk)
 
 
-def _read(event: Event, choice: _Choice, said: _Delta, whole: bool) -> None:
-    part = Part(choice.index if isinstance(choice.index, int) else 0)
+def _read(event: Event, at: int, choice: _Choice, said: _Delta) -> None:
+    part = Part(at)
     if isinstance(said.content, str):
         part.text = said.content
     for name in REASONING_FIELDS:
@@ -200,8 +201,6 @@ def _read(event: Event, choice: _Choice, said: _Delta, whole: bool) -> None:
             event.odd = True
     if isinstance(said.tool_calls, list):
         part.calls = [call for call in said.tool_calls if isinstance(call, dict)]
-        if whole:  # each entry is a call of its own, whatever ids and indexes say
-            part.calls = [{**call, "index": at} for at, call in enumerate(part.calls)]
     if isinstance(choice.finish_reason, str) and choice.finish_reason:
         part.finish = choice.finish_reason
     event.parts.append(part)
@@ -211,14 +210,28 @@ def usage_of(usage: Mapping[str, Json]) -> Usage:
     """Tokens as reported, wherever an engine puts them."""
     prompt_details = _details(usage, "prompt_tokens_details")
     completion_details = _details(usage, "completion_tokens_details")
+    prompt, said = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
+    reasoning = _first(completion_details.get("reasoning_tokens"), usage.get("reasoning_tokens"))
+    completion = _with_thought(prompt, said, reasoning, count_of(usage.get("total_tokens")))
     return Usage(
-        prompt=count_of(usage.get("prompt_tokens")),
+        prompt=prompt,
         cached=_first(
             prompt_details.get("cached_tokens"), usage.get("cached_tokens"), usage.get("prompt_cache_hit_tokens")
         ),
-        completion=count_of(usage.get("completion_tokens")),
-        reasoning=_first(completion_details.get("reasoning_tokens"), usage.get("reasoning_tokens")),
+        completion=completion,
+        reasoning=reasoning,
+        repaired=completion != said,
     )
+
+
+def _with_thought(prompt: int | None, said: int | None, reasoning: int | None, total: int | None) -> int | None:
+    """The completion with its thought in it: some services count only what is visible, and the total tells."""
+    if said is None or not reasoning:
+        return said
+    left = total - prompt if total is not None and prompt is not None else None
+    if reasoning > said:
+        return left if left is not None and left >= reasoning else said + reasoning
+    return left if left == said + reasoning else said
 
 
 def _details(usage: Mapping[str, Json], name: str) -> Mapping[str, Json]:
