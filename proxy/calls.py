@@ -22,7 +22,8 @@ _NO_ARGUMENTS = "{}"
 
 @dataclass(slots=True)
 class _Call:
-    """One call as it grows. Until its id and name are known, or are not to be expected any more, it is held back."""
+    """One call as it grows. `said` is the engine's own index; `unsent` are arguments that wait, with `others` of its
+    fields."""
 
     index: int
     said: Json = None
@@ -30,6 +31,7 @@ class _Call:
     name: str = ""
     open: bool = False
     pieces: list[str] = field(default_factory=list)
+    unsent: list[str] = field(default_factory=list)
     others: dict[str, Json] = field(default_factory=dict)
     others_of_function: dict[str, Json] = field(default_factory=dict)
 
@@ -48,23 +50,45 @@ class _Call:
             return False
         return True
 
-    def opening(self, arguments: str) -> dict[str, Json]:
-        """The first fragment of the call."""
-        self.open = True
-        function = {**self.others_of_function, "name": self.name, "arguments": arguments}
-        return {**self.others, "index": self.index, "id": self.id, "type": "function", "function": function}
+    def grow(self, fragment: dict[str, Json], function: dict[str, Json], arguments: str) -> None:
+        """Take a fragment in."""
+        self.id, self.name = self.id or _text(fragment.get("id")), self.name or _text(function.get("name"))
+        self.others |= {key: value for key, value in fragment.items() if key not in _OWN}
+        self.others_of_function |= {key: value for key, value in function.items() if key not in _OWN_OF_FUNCTION}
+        if arguments:
+            self.pieces.append(arguments)
+            self.unsent.append(arguments)
+
+    def left(self) -> list[dict[str, Json]]:
+        """The fragment that says what is unsent, if anything is."""
+        arguments, opening = "".join(self.unsent), not self.open
+        if not (arguments or opening or self.others or self.others_of_function):
+            return []
+        function: dict[str, Json] = {"arguments": arguments, **self.others_of_function}
+        strict: dict[str, Json] = {"index": self.index, "function": function, **self.others}
+        if opening:
+            strict |= {"id": self.id, "type": "function"}
+            function["name"] = self.name
+        self.open, self.unsent, self.others, self.others_of_function = True, [], {}, {}
+        return [strict]
 
 
 class Calls:
-    """The tool calls of one choice of a stream."""
+    """The tool calls of one choice of a stream.
+
+    They leave one behind the other, because the openai SDK reads the arguments of a call when the next one begins: what
+    comes of a later call waits until the one before is whole. A call waits for its id and its name as long.
+    """
 
     def __init__(self, new_id: NewId) -> None:
         self._new_id = new_id
         self._calls: list[_Call] = []
+        self._custom: set[Json] = set()
+        self._at = 0  # of the call that is leaving
 
     def __bool__(self) -> bool:
         """Whether a call left."""
-        return any(call.open for call in self._calls)
+        return bool(self._custom) or any(call.open for call in self._calls)
 
     def take(self, fragments: list[dict[str, Json]]) -> list[dict[str, Json]]:
         """The fragments that can leave now."""
@@ -72,59 +96,48 @@ class Calls:
 
     def end(self, *, cut: bool) -> list[dict[str, Json]]:
         """What was held back: the answer is over. Calls without arguments get an empty object, unless it was `cut`."""
-        left = self._release()
-        for call in self._calls:
-            if call.open and not cut and call.said is not _CUSTOM and not call.arguments.strip():
-                call.pieces.append(_NO_ARGUMENTS)
-                left.append({"index": call.index, "function": {"arguments": _NO_ARGUMENTS}})
+        left = []
+        for call in self._calls[self._at :]:
+            if not cut and call.name and not call.arguments.strip():
+                call.grow({}, {}, _NO_ARGUMENTS)
+            if call.open or call.name or call.arguments:
+                call.id = call.id or self._new_id()
+                left += call.left()
+        self._at = len(self._calls)
         return left
 
     def _one(self, fragment: dict[str, Json]) -> list[dict[str, Json]]:
         if fragment.get("type") not in (None, "", "function") or "custom" in fragment:
-            return [self._custom(fragment)]
+            self._custom.add(str(fragment.get("index")))
+            return [fragment]  # OpenAI's custom tools have no function: they pass as they came
         function = fragment.get("function")
         function = function if isinstance(function, dict) else {}
         id, name = _text(fragment.get("id")), _text(function.get("name"))
         index, arguments = _index(fragment.get("index")), arguments_text(function.get("arguments"))
         call = self._continued(index, id, name, arguments)
-        left: list[dict[str, Json]] = []
         if call is None:
             if not (id or name or arguments):
                 return []
-            left = self._release()
             call = _Call(len(self._calls), index)
             self._calls.append(call)
         elif id and name and call.id == id and call.arguments == arguments and call.is_whole:
             return []  # the whole call once more, as some servers end a stream
-        call.id, call.name = call.id or id, call.name or name
-        call.pieces.append(arguments)
-        others = {key: value for key, value in fragment.items() if key not in _OWN}
-        others_of_function = {key: value for key, value in function.items() if key not in _OWN_OF_FUNCTION}
-        if call.open:
-            if arguments or others or others_of_function:
-                left.append({**others, "index": call.index, "function": {**others_of_function, "arguments": arguments}})
-            return left
-        call.others |= others
-        call.others_of_function |= others_of_function
-        if call.id and call.name:
-            left.append(call.opening(call.arguments))
-        return left
+        call.grow(fragment, function, arguments)
+        return self._due()
 
-    def _release(self) -> list[dict[str, Json]]:
-        """Those that are held back leave as they are: what they lack does not come any more."""
+    def _due(self) -> list[dict[str, Json]]:
+        """What of the call that is leaving, and of those behind it, can leave."""
         left = []
-        for call in self._calls:
-            if not call.open and (call.name or call.arguments):
-                call.id = call.id or self._new_id()
-                left.append(call.opening(call.arguments))
+        while self._at < len(self._calls):
+            call = self._calls[self._at]
+            if call.open or (call.id and call.name):
+                left += call.left()
+            if self._at + 1 == len(self._calls) or not call.is_whole:
+                break
+            call.id = call.id or self._new_id()
+            left += call.left()
+            self._at += 1
         return left
-
-    def _custom(self, fragment: dict[str, Json]) -> dict[str, Json]:
-        """A call of another kind than a function (`type: custom`) passes as it came, under an index of its own."""
-        index = fragment.get("index")
-        if not any(call.said is _CUSTOM and call.index == index for call in self._calls):
-            self._calls.append(_Call(len(self._calls), _CUSTOM, open=True))
-        return fragment
 
     def _continued(self, index: int | None, id: str, name: str, arguments: str) -> _Call | None:
         """The call that a fragment goes on with, None where it begins one.
@@ -152,7 +165,6 @@ class Calls:
         return calls[-1] if calls else None
 
 
-_CUSTOM = "custom"
 _OWN = frozenset({"index", "id", "type", "function"})
 _OWN_OF_FUNCTION = frozenset({"name", "arguments"})
 

@@ -249,9 +249,13 @@ class Usage:
 
 @dataclass(slots=True)
 class Part:
-    """What one event adds to one choice. `calls` and `details` (of `reasoning_details`) are fragments as they came."""
+    """What one event adds to one choice. `calls` and `details` (of `reasoning_details`) are fragments as they came.
+
+    `role`: it says that the assistant speaks.
+    """
 
     choice: int = 0
+    role: bool = False
     reasoning: str = ""
     text: str = ""
     calls: list[dict[str, Json]] = field(default_factory=list)

@@ -124,7 +124,11 @@ class View:
         return bool(delta or part.finish) or not said_something
 
     def _say(self, said: dict[str, Any], part: Part) -> None:
-        """Write a part's thought under this client's names, once, its text and its calls."""
+        """Write a part's role, its thought under this client's names, once, its text and its calls."""
+        if part.role:
+            said["role"] = "assistant"
+        else:
+            said.pop("role", None)
         for name in REASONING_FIELDS:
             if name in said and not (name == "reasoning_details" and self._names and _agrees(said[name], part)):
                 del said[name]

@@ -1,5 +1,5 @@
 """Events as the engine should have sent them: the thought apart from the text, no end-of-turn markers, no echo of a
-filler, strict tool calls, and one finish that is true.
+filler, the role once, strict tool calls, and one finish that is true.
 
 Per choice, for any cut of the stream. An event that this changes is marked `shaped`, and is written anew.
 """
@@ -48,7 +48,7 @@ class Shaper:
             choice = self._choices.get(part.choice)
             if choice is None:
                 choice = self._choices[part.choice] = _Choice(self._tags, self._family, self._filler, self._new_id)
-            elif choice.quiet and not part.calls and part.finish is None:
+            elif choice.quiet and not part.calls and part.finish is None and not part.role:
                 continue
             if choice.take(part, whole=whole):
                 event.shaped = True
@@ -77,7 +77,7 @@ class _Choice:
         self._listening = self.echo is not None
         self._new_id = new_id
         self._calls = calls.Calls(new_id)
-        self._finished = False
+        self._begun = self._finished = False
 
     @property
     def quiet(self) -> bool:
@@ -85,13 +85,14 @@ class _Choice:
 
     def take(self, part: Part, *, whole: bool) -> bool:
         """Let of a part what can leave now; true where that changes it."""
-        came = (part.reasoning, part.text, part.calls, part.finish)
+        came = (part.role, part.reasoning, part.text, part.calls, part.finish)
+        part.role, self._begun = not self._begun, True
         part.reasoning, part.text = self._texts(part.reasoning, part.text, last=whole or bool(part.calls))
         if part.calls:
             part.calls = calls.whole(part.calls, self._new_id) if whole else self._calls.take(part.calls)
         if part.finish is not None or whole:
             self._finish(part)
-        return (part.reasoning, part.text, part.calls, part.finish) != came
+        return (part.role, part.reasoning, part.text, part.calls, part.finish) != came
 
     def release(self, part: Part, *, cut: bool) -> None:
         """Add what was held back: nothing follows that it could belong to."""

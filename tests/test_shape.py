@@ -101,6 +101,7 @@ def test_what_is_held_back_leaves_before_a_call():
 def test_what_is_held_back_when_a_stream_breaks_off_is_not_lost():
     """The rest is text; a second look finds nothing more."""
     of, view = shaper(), View("both", include_usage=False)
+    of.apply(DIALECT.decode(b'{"id":"c","choices":[{"index":1,"delta":{"role":"assistant"}}]}'))
     event = DIALECT.decode(b'{"id":"c","choices":[{"index":1,"delta":{"content":"<thi"}}]}')
     of.apply(event)
     assert view.event(event) == b""
@@ -138,11 +139,30 @@ def test_half_an_echo_at_the_end_of_a_thought_is_a_thought():
 @pytest.mark.parametrize(("shown", "names"), [("hidden", set()), ("both", {"reasoning", "reasoning_content"})])
 def test_a_split_thought_is_shown_under_the_clients_names(shown, names):
     """Or not at all; also in a whole answer."""
-    body = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "<think>R</think>T"}}]}
+    body = {
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "<think>R</think>T"}}
+        ]
+    }
     event = DIALECT.decode(json.dumps(body).encode(), whole=True)
     shaper().apply(event, whole=True)
     message = json.loads(View(shown, include_usage=True).whole(event))["choices"][0]["message"]
-    assert message == {"content": "T", **dict.fromkeys(names, "R")}
+    assert message == {"role": "assistant", "content": "T", **dict.fromkeys(names, "R")}
+
+
+def test_the_role_is_said_once_and_first():
+    """The SDK adds texts up, roles too; some servers repeat it on every chunk, others never say it."""
+    for deltas in (
+        [{"role": "assistant", "content": "a"}] * 2,
+        [{"content": "a"}] * 2,
+        [{"role": "", "content": "a"}] * 2,
+    ):
+        of, view, sent = shaper("off"), View("both", include_usage=False), []
+        for delta in deltas:
+            event = DIALECT.decode(json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode())
+            of.apply(event)
+            sent.append(json.loads(view.event(event).removeprefix(b"data: "))["choices"][0]["delta"])
+        assert sent == [{"role": "assistant", "content": "a"}, {"content": "a"}]
 
 
 def test_nothing_is_written_anew_where_nothing_changes():

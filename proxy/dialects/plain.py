@@ -24,6 +24,7 @@ _PLAIN_FIELDS = frozenset({"role", "content", "name", *REASONING_FIELDS})
 
 
 class _Delta(msgspec.Struct):
+    role: Any = None
     content: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
@@ -186,7 +187,9 @@ def _chunk(payload: bytes) -> _Chunk:
 
 
 def _read(event: Event, at: int, choice: _Choice, said: _Delta) -> None:
-    part = Part(at)
+    part = Part(at, role=said.role == "assistant")
+    if said.role is not None and not part.role:
+        event.odd = True
     if isinstance(said.content, str):
         part.text = said.content
     for name in REASONING_FIELDS:
@@ -203,6 +206,8 @@ def _read(event: Event, at: int, choice: _Choice, said: _Delta) -> None:
         part.calls = [call for call in said.tool_calls if isinstance(call, dict)]
     if isinstance(choice.finish_reason, str) and choice.finish_reason:
         part.finish = choice.finish_reason
+    elif choice.finish_reason is not None:
+        event.odd = True
     event.parts.append(part)
 
 
