@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy import config, probes
-from proxy.dialects import DIALECTS, Dialect
+from proxy.dialects import DIALECTS, About, Dialect
 from proxy.errors import ModelNotFound, UpstreamUnreachable
 from proxy.families import Families, Family
-from proxy.messages import Facts
+from proxy.messages import Ask, Facts
 from proxy.prices import Price
 from proxy.wire import Answer, Wire
 
@@ -51,14 +51,16 @@ class Backend:
         self._trouble = ""
         self._speeds: dict[str, float] = {}
         self._densities: dict[str, float] = {}
+        self._names: dict[str, str] = {}
         self.answered = False
         """The latest contact went well."""
 
     @property
     def engine(self) -> str:
         """The engine's name: configured, found, or the plain one until it is found."""
-        if self.settings.engine != "auto":
-            return self.settings.engine
+        configured: str = self.settings.engine
+        if configured != "auto":
+            return configured
         return self._found.engine if self._found else probes.hosted(self.settings.base) or "openai"
 
     @property
@@ -70,7 +72,7 @@ class Backend:
         """Names that are known to be served here."""
         if self.settings.models:
             return tuple(self.settings.models)
-        return tuple(row["id"] for row in self._found.models) if self._found else ()
+        return tuple(self._found.about) if self._found else ()
 
     def start_probe(self) -> None:
         """Look again at what stands there, in the background; not more often than every PROBE_AGAIN seconds."""
@@ -105,7 +107,7 @@ class Backend:
 
     async def _look(self) -> None:
         try:
-            found = await probes.look(self._get, self.settings.base, self.settings.engine)
+            found = await probes.look(self._ask, self.settings.base, self.settings.engine)
         except Exception:  # a probe is never a reason to fail
             log.exception("the probe of backend %s failed", self.name)
             return
@@ -123,31 +125,53 @@ class Backend:
         found = found.over(self._found)
         if found != self._found:
             self._found = found
-            log.info("backend %s: %s, context %s", self.name, found.engine, found.context_limit or "unknown")
+            limits = {told.context_limit for told in found.about.values()} - {None}
+            context = ", ".join(map(str, sorted(filter(None, limits)))) or "unknown"
+            log.info("backend %s: %s %s, context %s", self.name, found.engine, found.version, context)
 
-    async def _get(self, url: str) -> tuple[dict[str, str], Any] | None:
-        found = await self._wire.get_json(url, seconds=PROBE_SECONDS)
+    async def _ask(self, url: str, body: Mapping[str, Any] | None) -> tuple[dict[str, str], Any] | None:
+        found = await self._wire.ask(url, body, seconds=PROBE_SECONDS)
         self.answered = self.answered or found is not None
         return found[1:] if found is not None and found[0] == 200 else None
+
+    @property
+    def found(self) -> probes.Found | None:
+        """What the latest probes found; None where nothing answered yet."""
+        return self._found
 
     def facts(self, upstream_model: str, family: Family, conversation_effort: str | None) -> Facts:
         """What the rules need to know for a request to this backend."""
         dialect, found = self.dialect, self._found
-        limit = self.settings.context_limit or (found.context_limit if found else None)
+        told = found.of(upstream_model) if found else About()
+        writes = self._names.get(upstream_model, "")
+        if told.efforts:
+            family = family.model_copy(update={"efforts": told.efforts})
         return Facts(
             backend=self.name,
             engine=self.engine,
             family=family,
             upstream_model=upstream_model,
             slow=self.slow(upstream_model),
-            context_limit=limit,
-            effort_option=dialect.effort_option(family.effort_option, found.template if found else None),
-            budget_enforced=dialect.budget_field is not None,
+            context_limit=self.settings.context_limit or told.context_limit,
+            effort_option=dialect.effort_option(family.effort_option, told.template),
+            switch_on=dialect.switch(family.on, told.template),
+            switch_off=dialect.switch(family.off, told.template),
+            thinks_always=family.always == "everywhere" or (family.always == "service" and dialect.is_service),
+            effort_refused=dialect.refuses_effort and told.thinks is not True,
+            budget_fields=dialect.budget_fields if writes or not dialect.budget_needs_parser else (),
+            reasoning_field=writes if writes and dialect.learns_field else dialect.field_for(self.version),
+            is_service=dialect.is_service,
+            takes_developer=dialect.takes_developer or family.developer_role,
             refuses_overflow=dialect.refuses_overflow,
             refuses_missing=dialect.refuses_missing,
             bytes_per_token=self._densities.get(upstream_model, _BYTES_PER_TOKEN) * _SAFE,
             conversation_effort=conversation_effort,
         )
+
+    @property
+    def version(self) -> str:
+        """The server's version, empty where it is not known."""
+        return self._found.version if self._found else ""
 
     def slow(self, upstream_model: str) -> bool:
         """Configured, or measured below `policy.slow_below_tokens_per_second`."""
@@ -162,6 +186,13 @@ class Backend:
             return
         known = self._speeds.get(upstream_model, tokens_per_second)
         self._speeds[upstream_model] = known + _SMOOTHING * (tokens_per_second - known)
+
+    def note_names(self, upstream_model: str, names: frozenset[str]) -> None:
+        """Take into the record under which name thoughts came."""
+        for name in ("reasoning_content", "reasoning"):
+            if name in names:
+                self._names[upstream_model] = name
+                return
 
     def note_density(self, upstream_model: str, size: int, tokens: int) -> None:
         """Take into the record how many bytes of a prompt made a token."""
@@ -210,6 +241,8 @@ class Route:
     upstream_model: str
     family: Family
     price: Price | None
+    effort: Ask | None = None
+    """What the model's name says about it."""
 
 
 class Backends:
@@ -247,7 +280,8 @@ class Backends:
         await backend.known()
         family = (alias.family if alias else None) or backend.settings.family
         found = self._family(upstream, backend) if family == "auto" else self._families.named(family)
-        return Route(backend, upstream, found, alias.price if alias else None)
+        effort = Ask(alias.effort, "") if alias and alias.effort else None
+        return Route(backend, upstream, found, alias.price if alias else None, effort)
 
     def _family(self, model: str, backend: Backend) -> Family:
         """By the model's name; a server of one model answers to any name, so there its own name decides."""

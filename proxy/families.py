@@ -9,14 +9,17 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Annotated, Any, Literal
 
-from annotated_types import MinLen
+from annotated_types import Ge, MinLen
 from pydantic import ValidationError, field_validator
 
 from proxy.errors import ConfigError
 from proxy.section import Section
 
+Words = tuple[str, ...]
 HistoryRule = Literal["all", "tools", "current", "never"]
 RequiredRule = Literal["never", "calls", "tools"]
+ORDER = ("minimal", "low", "medium", "high", "xhigh", "max", "ultra")
+"""Effort words that clients use, in rising order."""
 Mark = Annotated[str, MinLen(1)]
 FALLBACK = "generic"
 
@@ -28,9 +31,19 @@ class Family(Section):
     thinks: bool = True
     history: HistoryRule = "all"
     required: RequiredRule = "never"
-    efforts: tuple[str, ...] = ()
+    efforts: Words = ()
     effort_words: Mapping[str, str] = {}
     effort_option: str = ""
+    on: Mapping[str, bool | str] = {}
+    off: Mapping[str, bool | str] = {}
+    always: Literal["", "service", "everywhere"] = ""
+    floors: Mapping[str, Annotated[int, Ge(0)]] = {}
+    sampling: Mapping[str, float] = {}
+    agentic: Mapping[str, float] = {}
+    sampling_fixed: bool = False
+    forced_tool_choice: Literal["any", "required", "none"] = "any"
+    stops: tuple[Annotated[int, Ge(1)], Annotated[int, Ge(1)]] | None = None
+    developer_role: bool = False
     tags: tuple[tuple[Mark, Mark], ...] = ()
     answer_tags: tuple[Mark, ...] = ()
     call_tags: tuple[Mark, ...] = ()
@@ -48,6 +61,19 @@ class Family(Section):
             except re.error as error:
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
         return patterns
+
+    def fitted(self, word: str) -> str | None:
+        """The family's own word for one that a client says; None for one that is none.
+
+        A word of the table, or the next higher one of the usual order, else the highest.
+        """
+        if not self.efforts or word in self.efforts:
+            return word
+        word = self.effort_words.get(word, word)
+        if word in self.efforts or word not in ORDER:
+            return word if word in self.efforts else None
+        above = (known for known in ORDER[ORDER.index(word) :] if known in self.efforts)
+        return next(above, self.efforts[-1])
 
 
 class Families:

@@ -49,6 +49,8 @@ class Fold:
         self.usage = Usage()
         self.timings: Mapping[str, Json] = {}
         self.error: Mapping[str, Json] | None = None
+        self.names: frozenset[str] = frozenset()
+        """Under which thoughts came."""
 
     def add(self, event: Event) -> None:
         for part in event.parts:
@@ -65,6 +67,8 @@ class Fold:
                 _add_details(choice.details, entry)
             if part.finish:
                 choice.finish = part.finish
+        if not event.names <= self.names:
+            self.names |= event.names
         if event.usage is not None:
             self.usage = event.usage
         if event.timings is not None:

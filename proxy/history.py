@@ -91,6 +91,8 @@ class _Terms:
     def __init__(self, plan: Plan, settings: Restoring) -> None:
         family, count = plan.facts.family, len(plan.messages)
         rule = family.history if settings.restore == "auto" else settings.restore
+        if plan.request.keeps_all and settings.restore == "auto" and rule != "never":
+            rule = "all"
         tools = plan.request.has_tools or any(message.calls for message in plan.messages)
         users = (at for at, message in enumerate(plan.messages) if message.role == "user")
         self.current = max(users, default=-1) + 1

@@ -77,15 +77,28 @@ class Message(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a client said about effort: the word, and where it stands. `word` "none" means: do not think."""
+    """What a client said about effort: the word, and where it stands. `word` "none" means: do not think; `where` is
+    empty where the model's name said it."""
 
     word: str
     where: str
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """How many tokens of thought a client allows, and where it says so."""
+
+    tokens: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion request: raw `fields` in the client's order, and what the rules need to know of them."""
+    """A chat completion request: raw `fields` in the client's order, and what the rules need to know of them.
+
+    `switched_on` is where the client says that the model shall think, without a word for how much; `keeps_all` that
+    all past thoughts count (`thinking.keep`).
+    """
 
     fields: Mapping[str, bytes]
     messages: tuple[Message, ...]
@@ -96,6 +109,9 @@ class ChatRequest:
     max_tokens: int | None = None
     max_tokens_field: str | None = None
     effort: Ask | None = None
+    switched_on: str | None = None
+    budget: Budget | None = None
+    keeps_all: bool = False
     has_tools: bool = False
     template_options: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -124,8 +140,11 @@ class Facts:
     """What is known about where a request goes, before anything is decided.
 
     `context_limit` is in tokens, None where unknown. `effort_option` is the template option that carries the effort on
-    this engine, empty where the effort has a field of its own. `conversation_effort` is `Turn.effort` of the latest
-    known turn of the same conversation. `bytes_per_token` is that of prompts, learned or assumed on the safe side.
+    this engine, empty where the effort has a field of its own; `switch_on` and `switch_off` are those that make the
+    model think or not, empty where there are none. `thinks_always`: nothing switches it off here; `effort_refused`: an
+    effort is an error, as far as is known. `conversation_effort` is `Turn.effort` of the latest known turn of the same
+    conversation. `bytes_per_token` is that of prompts, learned or assumed on the safe side. `reasoning_field` is the
+    name under which past thoughts are read, empty for the engine's usual one. `is_service`: the family's own service.
     """
 
     backend: str
@@ -135,7 +154,14 @@ class Facts:
     slow: bool = False
     context_limit: int | None = None
     effort_option: str = ""
-    budget_enforced: bool = False
+    switch_on: Mapping[str, Json] = field(default_factory=dict)
+    switch_off: Mapping[str, Json] = field(default_factory=dict)
+    thinks_always: bool = False
+    effort_refused: bool = False
+    budget_fields: tuple[str, ...] = ()
+    reasoning_field: str = ""
+    is_service: bool = False
+    takes_developer: bool = True
     refuses_overflow: bool = False
     refuses_missing: bool = False
     bytes_per_token: float = 3.0
@@ -148,7 +174,8 @@ class Plan:
 
     `effort`, `max_tokens` and `thinking_budget` are what will be sent, None for nothing; each has its reason. Where the
     effort stays as the client wrote it, `effort_changed` is false and its place in the body is left alone.
-    `restored` is the size in bytes of the thoughts that were put back, by position.
+    `restored` is the size in bytes of the thoughts that were put back, by position. `fields` are further raw values
+    that are set, or with None taken away; `developer_role` is "system" where that role is sent as the other.
     """
 
     request: ChatRequest
@@ -162,6 +189,8 @@ class Plan:
     max_tokens_reason: str | None = None
     thinking_budget: int | None = None
     thinking_budget_reason: str | None = None
+    developer_role: str = "keep"
+    fields: Mapping[str, bytes | None] = field(default_factory=dict)
     history: History = History()
     restored: Mapping[int, int] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()

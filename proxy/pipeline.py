@@ -119,6 +119,7 @@ class Pipeline:
         record.entry.model, record.entry.stream = request.model, request.stream
 
         route = await self.backends.route(request.model)
+        request = request if request.effort or request.switched_on else replace(request, effort=route.effort)
         scope = keys.scope(self.store.salt, caller.credential, caller.end_user, route.family.name)
         chain = keys.Chain(request.messages, scope)
         found = await self._found(chain)

@@ -1,4 +1,5 @@
-"""Effort, budgets and caps: a tuple of rules that each look at a plan and may return another, with the reason."""
+"""Effort, budgets, caps and what else is decided: a tuple of rules that each look at a plan and may return another,
+with the reason."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from annotated_types import Ge, Le
 
 from proxy import window
 from proxy.errors import InvalidRequest
-from proxy.messages import Ask, ChatRequest, Plan
+from proxy.jsons import dumps, loads
+from proxy.messages import Ask, ChatRequest, Json, Plan
 from proxy.normalise import MOST_TOKENS
 from proxy.section import Section
 
 _USUAL_EFFORTS = ("low", "medium", "high")
-_BUDGET_FIELDS = {"thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget"}
+_SAMPLING = ("temperature", "top_p")
 
 Tokens = Annotated[int, Ge(0), Le(MOST_TOKENS)]
 
@@ -36,6 +38,9 @@ class Policy(Section):
     thinking_budget: Tokens | Literal["auto", "off"] = "auto"
     answer_reserve_tokens: Tokens = 1024
     probe: Probe = Probe()
+    sampling: Literal["recommended", "client"] = "recommended"
+    developer_role: Literal["auto", "keep", "system"] = "auto"
+    forced_tool_choice: Literal["forward", "auto"] = "forward"
 
 
 Rule = Callable[[Plan, Policy], Plan]
@@ -50,7 +55,7 @@ def answer_room(request: ChatRequest, settings: Policy) -> int:
 
 
 def decide(plan: Plan, settings: Policy) -> Plan:
-    """The plan with each rule in order. Raises InvalidRequest for an effort that the model does not know."""
+    """The plan with each rule in order. Raises InvalidRequest for what the model cannot be asked."""
     request = plan.request
     plan = replace(plan, max_tokens=request.max_tokens)
     if request.max_tokens is not None:
@@ -84,14 +89,32 @@ def effort(plan: Plan, settings: Policy) -> Plan:
 
 def _asked_effort(plan: Plan, ask: Ask) -> Plan:
     family = plan.facts.family
-    word = ask.word
-    if not ask.where.startswith("chat_template_kwargs.") and word != "none" and family.efforts:
-        word = family.effort_words.get(word, word)
-        if word not in family.efforts:
-            known = ", ".join([*family.efforts, *family.effort_words])
-            raise InvalidRequest(f"`{ask.where}` {ask.word!r} is unknown to {family.name}: {known}", param=ask.where)
-    plan = replace(plan, effort=word, effort_reason="client")
+    if ask.word == "none":
+        return _asked_not_to_think(plan, ask)
+    word: str | None = ask.word
+    if not ask.where.startswith("chat_template_kwargs."):  # whoever names a template's option knows its words
+        word = family.fitted(ask.word)
+        if word is None:
+            known, where = ", ".join(dict.fromkeys([*family.efforts, *family.effort_words])), ask.where or "model"
+            raise InvalidRequest(f"`{where}`: {ask.word!r} is unknown to {family.name}: {known}", param=where)
+    plan = replace(plan, effort=word, effort_reason=_who(ask))
     return plan if word == ask.word else plan.decided("effort", f"{ask.word} is {word} here", effort_changed=True)
+
+
+def _who(ask: Ask) -> str:
+    return "client" if ask.where else "model"
+
+
+def _asked_not_to_think(plan: Plan, ask: Ask) -> Plan:
+    """Where nothing switches thinking off, the lowest effort is the nearest to it."""
+    facts = plan.facts
+    if not facts.thinks_always or not facts.family.thinks:
+        return replace(plan, effort="none", effort_reason=_who(ask))
+    if not facts.family.efforts:
+        return replace(plan, effort_reason="always-thinks")
+    lowest = facts.family.efforts[0]
+    why = f"{facts.family.name} always thinks here"
+    return plan.decided("effort", why, effort=lowest, effort_reason=_who(ask), effort_changed=True)
 
 
 def _default_effort(plan: Plan, settings: Policy) -> tuple[str, str]:
@@ -100,14 +123,18 @@ def _default_effort(plan: Plan, settings: Policy) -> tuple[str, str]:
     words = facts.family.efforts or (_USUAL_EFFORTS if facts.effort_option else ())
     if default == "off":
         return "", "off"
+    if facts.effort_refused:
+        return "", "no-thinking"
+    if plan.request.budget is not None:  # the client says how much in tokens
+        return "", "client"
     if plan.kind == "probe":
         return (words[0] if words else ""), "probe"
     if facts.conversation_effort is not None:
         return facts.conversation_effort, "conversation"
     if default == "auto":
         return (words[0], "slow-backend") if facts.slow and words else ("", "auto")
-    word = facts.family.effort_words.get(default, default)
-    return (word, "default") if word in facts.family.efforts or not facts.family.efforts else ("", "unknown-word")
+    word = facts.family.fitted(default)
+    return (word, "default") if word else ("", "unknown-word")
 
 
 def floor(plan: Plan, settings: Policy) -> Plan:
@@ -125,20 +152,26 @@ def floor(plan: Plan, settings: Policy) -> Plan:
 
 
 def _floor_for(plan: Plan, settings: Policy) -> int:
-    table = settings.min_completion_tokens
+    """The configured floor; where none is, the family's for this effort, else the default."""
+    table, family = settings.min_completion_tokens, plan.facts.family
+    if "min_completion_tokens" not in settings.model_fields_set and family.floors:
+        table = dict(family.floors)
     if isinstance(table, int):
         return table
-    efforts = plan.facts.family.efforts
-    word = plan.effort or (efforts[-1] if efforts else "")
+    word = plan.effort or (family.efforts[-1] if family.efforts else "")
     return table.get(word, max(table.values(), default=0))
 
 
 def thinking_budget(plan: Plan, settings: Policy) -> Plan:
     """Where the engine ends a thought by itself, it does so early enough for an answer to fit under the cap."""
-    setting, cap = settings.thinking_budget, plan.max_tokens
-    if setting == "off" or not plan.facts.budget_enforced or not plan.facts.family.thinks or plan.kind == "probe":
+    setting, cap, asked = settings.thinking_budget, plan.max_tokens, plan.request.budget
+    names = plan.facts.budget_fields
+    if not names or set(names) & plan.request.fields.keys():
         return plan
-    if plan.effort == "none" or _BUDGET_FIELDS & plan.request.fields.keys():
+    if asked is not None:
+        why = f"{asked.where} is {names[0]} here"
+        return plan.decided("thinking_budget", why, thinking_budget=asked.tokens, thinking_budget_reason="client")
+    if setting == "off" or not plan.facts.family.thinks or plan.kind == "probe" or plan.effort == "none":
         return plan
     if setting != "auto":
         return plan.decided("thinking_budget", "setting", thinking_budget=setting, thinking_budget_reason="setting")
@@ -151,4 +184,76 @@ def thinking_budget(plan: Plan, settings: Policy) -> Plan:
     return plan.decided("thinking_budget", kept, thinking_budget=budget, thinking_budget_reason="reserve")
 
 
-RULES: tuple[Rule, ...] = (probe, effort, floor, thinking_budget)
+def stop(plan: Plan, settings: Policy) -> Plan:
+    """More or longer stop strings than the family's own service takes are refused before it does so less clearly."""
+    limits, facts = plan.facts.family.stops, plan.facts
+    if limits is None or not facts.is_service:
+        return plan
+    said = _value(plan, "stop")
+    strings = [said] if isinstance(said, str) else [each for each in said or () if isinstance(each, str)]
+    most, size = limits
+    if len(strings) > most or any(len(each.encode("utf-8", "replace")) > size for each in strings):
+        takes = f"{facts.family.name} takes at most {most} stop strings of {size} bytes on backend {facts.backend}"
+        raise InvalidRequest(f"`stop` has too many or too long strings: {takes}", param="stop")
+    return plan
+
+
+def sampling(plan: Plan, settings: Policy) -> Plan:
+    """The family's values where the client set none; its own service knows them, and may refuse all others."""
+    family, facts = plan.facts.family, plan.facts
+    if settings.sampling == "client":
+        return plan
+    wanted = {**family.sampling, **(family.agentic if plan.request.has_tools else {})}
+    own = {name: value for name in _SAMPLING if (value := _value(plan, name)) is not None}
+    if facts.is_service:
+        refused = {name for name, value in own.items() if value != wanted.get(name)} if family.sampling_fixed else ()
+        if not refused:
+            return plan
+        why = f"{' and '.join(sorted(refused))} cannot be chosen for {family.name} here"
+        return plan.decided("sampling", why, fields={**plan.fields, **dict.fromkeys(refused)})
+    if own or not wanted or plan.effort == "none" or plan.kind == "probe":
+        return plan
+    why = ", ".join(f"{name} {value:g}" for name, value in wanted.items())
+    return plan.decided("sampling", why, fields={**plan.fields, **{name: dumps(each) for name, each in wanted.items()}})
+
+
+def developer_role(plan: Plan, settings: Policy) -> Plan:
+    """`developer` goes as `system` to engines that do not know it, and several at the head as one."""
+    setting, roles = settings.developer_role, [message.role for message in plan.messages[:2]]
+    named = any(message.role == "developer" for message in plan.messages)
+    wanted = setting == "system" or (setting == "auto" and not plan.facts.takes_developer)
+    joins = setting == "system" and roles == ["system", "system"]
+    if not wanted or not (named or joins):
+        return plan
+    return plan.decided("developer_role", "sent as system", developer_role="system")
+
+
+def tool_choice(plan: Plan, settings: Policy) -> Plan:
+    """A forced tool choice that the family refuses while it thinks becomes the strongest that it takes."""
+    takes, facts = plan.facts.family.forced_tool_choice, plan.facts
+    if settings.forced_tool_choice != "auto" or takes == "any" or not facts.refuses_missing or plan.effort == "none":
+        return plan
+    said = _value(plan, "tool_choice")
+    is_named = isinstance(said, dict) and said.get("type") == "function"
+    if not is_named and (said != "required" or takes == "required"):
+        return plan
+    word = "required" if takes == "required" else "auto"
+    why = f"{facts.family.name} refuses {'a named function' if is_named else said} while it thinks"
+    return plan.decided("tool_choice", why, fields={**plan.fields, "tool_choice": dumps(word)})
+
+
+def _value(plan: Plan, name: str) -> Json:
+    raw = plan.request.fields.get(name)
+    return None if raw is None else loads(raw)
+
+
+RULES: tuple[Rule, ...] = (
+    probe,
+    effort,
+    floor,
+    thinking_budget,
+    stop,
+    sampling,
+    developer_role,
+    tool_choice,
+)

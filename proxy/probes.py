@@ -2,69 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from proxy.dialects import DIALECTS, About, Dialect
 from proxy.messages import Json
 
-Get = Callable[[str], Awaitable[tuple[dict[str, str], Json] | None]]
-"""GET of an absolute URL: lower-case headers and decoded JSON, None for anything but a 200 with JSON."""
+Ask = Callable[[str, Mapping[str, Json] | None], Awaitable[tuple[dict[str, str], Json] | None]]
+"""GET of an absolute URL, or POST of a JSON body: lower-case headers and decoded JSON, None for anything but a 200 with
+JSON."""
 
-_HOSTED = {"moonshot": "kimi", "kimi.com": "kimi", "deepseek.com": "deepseek", "openrouter.ai": "openrouter"}
-_OWNERS = {"llamacpp": "llama-server", "vllm": "vllm", "sglang": "sglang", "moonshot": "kimi", "library": "ollama"}
-_SIDE_DOORS = (
-    ("/version", "version", "vllm"),
-    ("/model_info", "model_path", "sglang"),
-    ("/get_model_info", "model_path", "sglang"),
-    ("/api/version", "version", "ollama"),
-    ("/api/v0/models", "data", "lmstudio"),
-)
+_MOST_QUESTIONS = 64
+"""A server of more models than that is not asked for each of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a probe found. `models` are the rows of `/v1/models`; `context_limit` is per slot, in tokens."""
+    """What a probe found. `models` are the rows of `/v1/models`, `about` what is known of each, by name.
+
+    `answers` are those of the engine's own paths.
+    """
 
     engine: str
+    version: str = ""
     models: tuple[dict[str, Any], ...] = ()
-    context_limit: int | None = None
-    template: str | None = None
+    about: Mapping[str, About] = field(default_factory=dict)
+    answers: Mapping[str, Json] = field(default_factory=dict)
+
+    def of(self, model: str) -> About:
+        """What is known of a model; a server of one model answers to any name."""
+        if len(self.about) == 1:
+            return next(iter(self.about.values()))
+        return self.about.get(model, About())
 
     def over(self, earlier: Found | None) -> Found:
         """What is known now: of the same engine, what this look did not bring stays as it was."""
-        if earlier is None or earlier.engine != self.engine or (self.models and self.models != earlier.models):
+        if earlier is None or earlier.engine != self.engine:
             return self
+        about = self.about if self.models else earlier.about
         return Found(
             self.engine,
-            earlier.models,
-            self.context_limit or earlier.context_limit,
-            self.template if self.template is not None else earlier.template,
+            self.version or earlier.version,
+            self.models or earlier.models,
+            {name: told.over(earlier.about.get(name, About())) for name, told in about.items()},
+            {**earlier.answers, **self.answers},
         )
 
 
-async def look(get: Get, url: str, engine: str) -> Found | None:
+async def look(ask: Ask, url: str, engine: str) -> Found | None:
     """Probe the backend at `url` (with its `/v1`). A configured `engine` is believed. None: nothing was learned."""
-    answer = await get(f"{url}/models")
-    if answer is None:
-        found = (hosted(url) or await _by_side_door(get, origin(url))) if engine == "auto" else None
-        return Found(found) if found else None
-    headers, body = answer
+    answer = await ask(f"{url}/models", None)
+    headers, body = answer or ({}, None)
     rows = body.get("data") if isinstance(body, dict) else None
     models = tuple(row for row in rows or () if isinstance(row, dict) and isinstance(row.get("id"), str))
     if engine == "auto":
-        engine = hosted(url) or _by_answer(headers, models) or await _by_side_door(get, origin(url)) or "openai"
-    template, context_limit = None, _context(models)
-    if engine == "llama-server" and (props := await get(f"{origin(url)}/props")):
-        template, context_limit = _props(props[1], context_limit)
-    return Found(engine, models, context_limit, template)
+        known = hosted(url) or _by_answer(headers, models) or await _by_door(ask, origin(url))
+        if known is None and answer is None:
+            return None
+        engine = known or "openai"
+    dialect = DIALECTS[engine]
+    if answer is None and engine == "openai":
+        return None
+    answers = await _asked(ask, origin(url), dialect, models)
+    if answer is None and not answers and hosted(url) is None:
+        return None
+    about = {row["id"]: dialect.about(row, answers) for row in models}
+    return Found(engine, dialect.version(headers, answers), models, about, answers)
+
+
+async def _asked(ask: Ask, base: str, dialect: Dialect, models: tuple[dict[str, Any], ...]) -> dict[str, Json]:
+    """The answers to the engine's own questions, by path."""
+    answers: dict[str, Json] = {}
+    asked: set[str] = set()
+    while due := [each for each in dialect.questions(models, answers) if each.path not in asked]:
+        for question in due[: _MOST_QUESTIONS - len(asked)]:
+            found = await ask(base + question.path.partition("#")[0], question.body)
+            if found is not None:
+                answers[question.path] = found[1]
+        asked |= {question.path for question in due}
+    return answers
 
 
 def hosted(url: str) -> str | None:
     """The engine of a known service, by its host name."""
     host = urlsplit(url).hostname or ""
-    return next((engine for name, engine in _HOSTED.items() if name in host), None)
+    return next((dialect.name for dialect in DIALECTS.values() if any(name in host for name in dialect.hosts)), None)
 
 
 def origin(url: str) -> str:
@@ -73,30 +97,18 @@ def origin(url: str) -> str:
 
 
 def _by_answer(headers: dict[str, str], models: tuple[dict[str, Any], ...]) -> str | None:
-    if headers.get("server") == "llama.cpp":
-        return "llama-server"
-    owners = (row.get("owned_by") for row in models)
-    return next((_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS), None)
+    """By what a server says of itself: SGLang and llama-server answer to other engines' paths too."""
+    server, owners = headers.get("server", ""), [row.get("owned_by") for row in models]
+    by_header = (dialect.name for dialect in DIALECTS.values() if server in dialect.servers)
+    by_owner = (dialect.name for dialect in DIALECTS.values() if any(owner in dialect.owners for owner in owners))
+    return next(by_header, None) or next(by_owner, None)
 
 
-async def _by_side_door(get: Get, base: str) -> str | None:
-    for path, field, engine in _SIDE_DOORS:
-        answer = await get(base + path)
-        if answer is not None and isinstance(answer[1], dict) and field in answer[1]:
-            return engine
+async def _by_door(ask: Ask, base: str) -> str | None:
+    for dialect in DIALECTS.values():
+        if dialect.door is not None:
+            path, name = dialect.door
+            answer = await ask(base + path, None)
+            if answer is not None and isinstance(answer[1], dict) and name in answer[1]:
+                return dialect.name
     return None
-
-
-def _context(models: tuple[dict[str, Any], ...]) -> int | None:
-    """vLLM and SGLang say `max_model_len`, Moonshot `context_length`; the smallest holds for all models."""
-    found = [row.get(name) for row in models for name in ("max_model_len", "context_length")]
-    return min((size for size in found if isinstance(size, int) and size > 0), default=None)
-
-
-def _props(props: Json, known: int | None) -> tuple[str | None, int | None]:
-    if not isinstance(props, dict):
-        return None, known
-    settings = props.get("default_generation_settings")
-    size = settings.get("n_ctx") if isinstance(settings, dict) else None
-    template = props.get("chat_template")
-    return template if isinstance(template, str) else None, size if isinstance(size, int) and size > 0 else known

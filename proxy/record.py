@@ -178,6 +178,7 @@ class Record:
         if self._route is None or self._plan is None:
             return
         backend, model = self._route.backend, self._route.upstream_model
+        backend.note_names(model, self.fold.names)
         if decode is not None:
             backend.note_speed(model, decode, count)
         if usage.prompt is not None:

@@ -13,7 +13,7 @@ from httpx_aiohttp.transport import AiohttpResponseStream
 
 from proxy import config
 from proxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
-from proxy.jsons import JsonError, loads
+from proxy.jsons import JsonError, dumps, loads
 
 # No connection came about. httpx-aiohttp 0.2 gives the same httpx error for one that broke later, so the cause decides.
 # A URL that no connection can be made to is a ValueError.
@@ -121,12 +121,20 @@ class Wire:
             raise UpstreamError(f"backend {self._name} answered with the status {response.status_code}, which is none")
         return Answer(response, self._name)
 
-    async def get_json(self, url: str, *, seconds: float) -> tuple[int, dict[str, str], Any] | None:
-        """Status, headers and decoded body of a GET with the backend's own key; None where no JSON came."""
+    async def ask(
+        self, url: str, body: Mapping[str, Any] | None, *, seconds: float
+    ) -> tuple[int, dict[str, str], Any] | None:
+        """Status, headers and decoded body of a GET, or of a POST of `body`, with the backend's own key.
+
+        None where no JSON came.
+        """
         given = self._settings.authorization
-        headers = {"authorization": given} if given else {}
+        headers = {"content-type": "application/json"} | ({"authorization": given} if given else {})
+        method, content = ("GET", None) if body is None else ("POST", dumps(body))
         try:
-            response = await self._client(pooled=False).get(url, headers=headers, timeout=seconds)
+            response = await self._client(pooled=False).request(
+                method, url, headers=headers, content=content, timeout=seconds
+            )
             return response.status_code, dict(response.headers), loads(response.content) if response.content else None
         except (*_FAILURES, *JsonError):
             return None

@@ -49,6 +49,7 @@ def settings(backend: str, *, engine: str = "kimi", family: str = "kimi-k3", **t
         "backends": {"local": {"url": backend, "engine": engine, "family": family, "models": ["m"], "slow": False}},
         "server": {"port": 0},
         "store": {"url": "memory"},
+        "policy": {"sampling": "client"},
     }
     for name, table in tables.items():
         base[name] = {**base.get(name, {}), **table}

@@ -23,12 +23,12 @@ def sent(engine: str, policy: Policy | None = None, *, slow: bool = False, templ
     """The body that this engine gets for a request."""
     dialect = DIALECTS[engine]
     option = dialect.effort_option(FAMILY.effort_option, template)
-    facts = Facts(
-        "b", engine, FAMILY, "m", slow=slow, effort_option=option, budget_enforced=dialect.budget_field is not None
-    )
+    facts = Facts("b", engine, FAMILY, "m", slow=slow, effort_option=option, budget_fields=dialect.budget_fields)
     body = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
     request = normalise.read(body)
-    return json.loads(dialect.encode(decide(Plan(request, facts, request.messages), policy or Policy())))
+    return json.loads(
+        dialect.encode(decide(Plan(request, facts, request.messages), policy or Policy(sampling="client")))
+    )
 
 
 @pytest.mark.parametrize(

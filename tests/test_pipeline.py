@@ -249,7 +249,7 @@ async def test_a_stream_that_ends_in_the_middle_is_an_error_and_no_turn():
 @pytest.mark.parametrize("broken", ["{garbage", '{"error": {"message": "boom"}}'])
 async def test_events_that_came_before_a_broken_one_are_not_lost(broken):
     """Also where they came in the same read."""
-    good = json.dumps({"choices": [{"index": 0, "delta": {"content": "first words"}}]})
+    good = json.dumps({"choices": [{"index": 0, "delta": {"role": "assistant", "content": "first words"}}]})
     reply = raw(f"data: {good}\n\ndata: {broken}\n\n".encode())
     async with FakeBackend(reply) as backend, serving(settings(backend.url)) as proxy:
         response = await proxy.chat(USER, stream=True)

@@ -18,7 +18,12 @@ from proxy.policy import Policy, Probe, decide
 
 FAMILIES = load()
 K3 = Facts(
-    "local", "llama-server", FAMILIES.named("kimi-k3"), "m", effort_option="thinking_effort", budget_enforced=True
+    "local",
+    "llama-server",
+    FAMILIES.named("kimi-k3"),
+    "m",
+    effort_option="thinking_effort",
+    budget_fields=("thinking_budget_tokens",),
 )
 
 
@@ -26,7 +31,7 @@ def plan(facts: Facts = K3, policy: Policy | None = None, **fields: Any) -> Plan
     """The plan for a request with these fields."""
     fields.setdefault("messages", [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}])
     request = normalise.read(json.dumps({"model": "m", **fields}).encode())
-    return decide(Plan(request, facts, request.messages), policy or Policy())
+    return decide(Plan(request, facts, request.messages), policy or Policy(sampling="client"))
 
 
 def rules(made: Plan) -> list[str]:
@@ -116,7 +121,7 @@ def test_a_client_that_switched_thinking_off_keeps_its_cap():
 
 def test_a_raised_cap_is_clamped_to_the_window_where_the_engine_refuses_more():
     """Prompt plus cap beyond the window is a 400 on vLLM, SGLang and Moonshot."""
-    vllm = replace(K3, engine="vllm", context_limit=1000, refuses_overflow=True, budget_enforced=False)
+    vllm = replace(K3, engine="vllm", context_limit=1000, refuses_overflow=True, budget_fields=())
     made = plan(vllm, max_tokens=16)
     assert 16 < made.max_tokens < 1000
     assert rules(made) == ["floor", "clamp"]
@@ -152,7 +157,7 @@ def test_a_budget_of_the_client_stays():
 
 def test_an_engine_without_a_budget_is_sent_none():
     """Only engines that enforce a budget are told one."""
-    assert plan(replace(K3, budget_enforced=False), max_tokens=16).thinking_budget is None
+    assert plan(replace(K3, budget_fields=()), max_tokens=16).thinking_budget is None
 
 
 EFFORTS = st.sampled_from([None, "none", "minimal", "low", "medium", "high", "xhigh", "max"])

@@ -103,7 +103,7 @@ def across(settings: Settings, tables: Mapping[str, Any], environ: Mapping[str, 
     yield from _same_keys(settings)
     yield from _backends_of_models(tables)
     yield from _families(tables)
-    yield from _default_effort(settings)
+    yield from _efforts(settings)
     if serving:
         yield from _backends(tables)
         yield from _unread_keys(tables, environ)
@@ -188,7 +188,7 @@ def _families(tables: Mapping[str, Any]) -> Found:
             yield (*path, "family"), _no_such("family", family, known)
 
 
-def _default_effort(settings: Settings) -> Found:
+def _efforts(settings: Settings) -> Found:
     """A word that no family knows is a mistake, and some engines answer 500 to it."""
     try:
         known = families.load(settings.families).words
@@ -197,6 +197,9 @@ def _default_effort(settings: Settings) -> Found:
     word = settings.policy.default_effort
     if word not in ("auto", "off", *known):
         yield ("policy", "default_effort"), _no_such("effort", word, ["auto", "off", *known])
+    for name, model in settings.models.items():
+        if model.effort is not None and model.effort not in ("none", *known):
+            yield ("models", name, "effort"), _no_such("effort", model.effort, ["none", *known])
 
 
 def _backends(tables: Mapping[str, Any]) -> Found:

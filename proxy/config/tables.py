@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
 
+from proxy.dialects import DIALECTS
 from proxy.errors import ConfigError
 from proxy.history import Restoring
 from proxy.places import hide_password, sqlite_path
@@ -25,9 +26,7 @@ from proxy.render import Shown
 from proxy.section import Section
 from proxy.shape import Thinking
 
-Engine = Literal[
-    "auto", "llama-server", "vllm", "sglang", "kimi", "deepseek", "ollama", "lmstudio", "openrouter", "openai"
-]
+Engine = Literal["auto", *DIALECTS]  # type: ignore[valid-type]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Name = Annotated[str, MinLen(1)]
 Seconds = Annotated[float, Ge(0), Field(allow_inf_nan=False)]
@@ -196,6 +195,7 @@ class Model(Section):
     backend: Name | None = None
     upstream: Name | None = None
     family: Name | None = None
+    effort: Name | None = None
     price: Price | None = None
 
 

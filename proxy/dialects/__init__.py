@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from proxy.dialects.hosted import DeepSeek, Kimi, OpenRouter
+from proxy.dialects.deepseek import DeepSeek
+from proxy.dialects.kimi import Kimi
 from proxy.dialects.llama_server import LlamaServer
+from proxy.dialects.lmstudio import LMStudio
 from proxy.dialects.ollama import Ollama
-from proxy.dialects.plain import Dialect
+from proxy.dialects.openrouter import OpenRouter
+from proxy.dialects.plain import About, Dialect, OpenAI, Question
 from proxy.dialects.sglang import SGLang
+from proxy.dialects.tokenspeed import TokenSpeed
+from proxy.dialects.unsloth import Unsloth
 from proxy.dialects.vllm import VLLM
 
+_ALL = (
+    LlamaServer(),
+    VLLM(),
+    SGLang(),
+    TokenSpeed(),
+    Unsloth(),
+    Ollama(),
+    LMStudio(),
+    Kimi(),
+    DeepSeek(),
+    OpenRouter(),
+    OpenAI(),
+)
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in _ALL}
+"""Engine name → dialect, in the order in which a probe asks for them. `auto` is not among them: `probes.py` finds out
+which of these a server is."""
 
-class LMStudio(Dialect):
-    """LM Studio: the plain dialect on the owner's hardware."""
-
-    name = "lmstudio"
-    refuses_missing = False
-    tells_properties = True
-    cap_fields = ("max_tokens",)
-
-
-DIALECTS: dict[str, Dialect] = {
-    dialect.name: dialect
-    for dialect in (LlamaServer(), VLLM(), SGLang(), Kimi(), DeepSeek(), Ollama(), LMStudio(), OpenRouter(), Dialect())
-}
-"""Engine name → dialect. `auto` is not among them: `backends.py` finds out which of these it is."""
-
-__all__ = ["DIALECTS", "Dialect"]
+__all__ = ["DIALECTS", "About", "Dialect", "Question"]

@@ -1,8 +1,13 @@
-"""llama-server (llama.cpp). Facts from b11434, see `docs/engines.md`."""
+"""llama-server (llama.cpp), alone or as a router of many models. Facts from b11434, see `docs/engines.md`."""
 
 from __future__ import annotations
 
-from proxy.dialects.plain import Dialect
+import re
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from proxy.dialects.plain import About, Answers, Dialect, Question, Rows
+from proxy.messages import Json, count_of
 
 
 class LlamaServer(Dialect):
@@ -13,15 +18,61 @@ class LlamaServer(Dialect):
     """
 
     name = "llama-server"
+    servers = ("llama.cpp",)
+    owners = ("llamacpp",)
     refuses_missing = False
     tells_properties = True
     takes_template_options = True
-    budget_field = "thinking_budget_tokens"
+    cap_fields = ("max_completion_tokens", "max_tokens", "n_predict")
+    budget_fields = ("thinking_budget_tokens", "reasoning_budget_tokens")
     reuses_connections = False
     effort_places = frozenset({"reasoning_effort"})
+    off_places = frozenset({"reasoning_effort"})
+
+    def questions(self, rows: Rows, answers: Answers) -> list[Question]:
+        """A router tells of its models one by one; `autoload=false` keeps it from loading those that are not there."""
+        return [Question(path) for path in {_props(row): None for row in rows if _is_loaded(row)} or ["/props"]]
+
+    def version(self, headers: Mapping[str, str], answers: Answers) -> str:
+        """The build."""
+        props = next((body for path, body in answers.items() if path.startswith("/props")), None)
+        build = props.get("build_info") if isinstance(props, dict) else None
+        return build if isinstance(build, str) else ""
+
+    def about(self, row: Mapping[str, Json], answers: Answers) -> About:
+        """The window of one slot, and the chat template; of a router's model only while it is loaded."""
+        loaded = _is_loaded(row)
+        props = answers.get(_props(row)) if loaded else None
+        props = props if isinstance(props, dict) else {}
+        settings, meta = props.get("default_generation_settings"), row.get("meta")
+        sizes = [count_of(place.get("n_ctx")) for place in (settings, meta) if isinstance(place, dict)]
+        template = props.get("chat_template")
+        return About(
+            context_limit=next((size for size in sizes if size), None),
+            template=template if isinstance(template, str) else None,
+            loaded=loaded,
+        )
 
     def effort_option(self, family_option: str, template: str | None) -> str:
         """What the template really reads; the family's own word where the template is not known."""
         if template is None:
             return family_option
         return next((name for name in ("thinking_effort", "reasoning_effort") if name in template), "")
+
+    def switch(self, options: Mapping[str, Json], template: str | None) -> Mapping[str, Json]:
+        """Those that the template reads."""
+        if template is None:
+            return options
+        return {name: value for name, value in options.items() if re.search(rf"\b{re.escape(name)}\b", template)}
+
+
+def _is_loaded(row: Mapping[str, Json]) -> bool:
+    """A row has a status only in a router's list."""
+    status = row.get("status")
+    return not isinstance(status, dict) or status.get("value") == "loaded"
+
+
+def _props(row: Mapping[str, Json]) -> str:
+    if "status" not in row:
+        return "/props"
+    return f"/props?model={quote(str(row.get('id')), safe='')}&autoload=false"

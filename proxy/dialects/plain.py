@@ -1,95 +1,161 @@
 """What every OpenAI-compatible engine has in common; an engine's module says only what differs.
 
 `encode` writes a plan as a request body: raw fields are spliced in the client's order, and only what the plan changes
-is written anew. `decode` reads one event of an answer, or a whole one.
+is written anew. `decode` reads one event of an answer, or a whole one. `questions` and `about` are what a probe asks
+the server, and makes of the answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
-import msgspec
-
-from proxy import jsons
-from proxy.errors import UpstreamError
-from proxy.jsons import JsonError, dumps, loads, splice
-from proxy.messages import REASONING_FIELDS, Event, Facts, Json, Message, Part, Plan, Usage, count_of
-from proxy.normalise import CAP_FIELDS, details_text
-
-Fields = dict[str, bytes]
+from proxy.dialects import reading, roles
+from proxy.dialects.fields import Fields, forget, merge, put_in_place
+from proxy.jsons import dumps, splice
+from proxy.messages import REASONING_FIELDS, Ask, Event, Facts, Json, Message, Plan, count_of
+from proxy.normalise import CAP_FIELDS
 
 _PLAIN_FIELDS = frozenset({"role", "content", "name", *REASONING_FIELDS})
 """Of an assistant message that has nothing but a text to say."""
+_OPTIONS = "chat_template_kwargs"
 
 
-class _Delta(msgspec.Struct):
-    role: Any = None
-    content: Any = None
-    reasoning_content: Any = None
-    reasoning: Any = None
-    reasoning_details: Any = None
-    tool_calls: Any = None
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a server tells of one model. None and empty are unknown.
+
+    `context_limit` is what one request can have, in tokens; `thinks` whether the server lets it; `efforts` are the
+    words that it takes; `loaded` is false where a request would have to load it first.
+    """
+
+    context_limit: int | None = None
+    template: str | None = None
+    thinks: bool | None = None
+    efforts: tuple[str, ...] = ()
+    loaded: bool | None = None
+
+    def over(self, earlier: About) -> About:
+        """What is known now: what this look did not bring stays as it was."""
+        return replace(
+            self,
+            context_limit=self.context_limit or earlier.context_limit,
+            template=earlier.template if self.template is None else self.template,
+            thinks=earlier.thinks if self.thinks is None else self.thinks,
+            efforts=self.efforts or earlier.efforts,
+        )
 
 
-class _Choice(msgspec.Struct):
-    index: Any = None
-    delta: _Delta | None = None
-    message: _Delta | None = None
-    finish_reason: Any = None
-    usage: Any = None
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request of a probe: a path from the server's root, with a body where it is a POST."""
+
+    path: str
+    body: Mapping[str, Json] | None = field(default=None, compare=False)
 
 
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: Any = None
-    timings: Any = None
-    error: Any = None
-
-
-_CHUNK = msgspec.json.Decoder(_Chunk)
+Rows = Sequence[Mapping[str, Json]]
+"""The entries of `/v1/models`, each with an `id`."""
+Answers = Mapping[str, Json]
+"""Decoded bodies by the path of their question; what was not answered with JSON is missing."""
 
 
 class Dialect:
     """An engine's way of saying things. Stateless: one instance serves all requests."""
 
-    name: ClassVar[str] = "openai"
+    name: ClassVar[str] = ""
+    hosts: ClassVar[tuple[str, ...]] = ()
+    """Parts of the host name of a known service."""
+    servers: ClassVar[tuple[str, ...]] = ()
+    """Values of its `Server` header."""
+    owners: ClassVar[tuple[str, ...]] = ()
+    """Who owns the models in its `/v1/models`."""
+    door: ClassVar[tuple[str, str] | None] = None
+    """A path that tells it, and the field that it has there; asked only where the above tell nothing."""
     tells_properties: ClassVar[bool] = False
     """It can be asked for its models, window and template."""
+
+    is_service: ClassVar[bool] = False
+    """The model maker's own service: what its families say of one holds here."""
     reasoning_field: ClassVar[str] = "reasoning_content"
     """The name under which the engine reads past thoughts."""
+    learns_field: ClassVar[bool] = False
+    """Nobody knows that name: it is the one under which the server sends them."""
     keeps: ClassVar[frozenset[str]] = frozenset()
     """Further thought fields that the engine reads, and that go back word for word."""
-    cap_fields: ClassVar[tuple[str, ...]] = CAP_FIELDS
+    cap_fields: ClassVar[tuple[str, ...]] = ("max_completion_tokens", "max_tokens")
     """Names of the output cap that the engine obeys; the first is used where the client's own is not among them."""
-    effort_places: ClassVar[frozenset[str]] = frozenset({"reasoning_effort", "reasoning.effort", "thinking.effort"})
-    """Where the engine understands an effort word, beside template options."""
+    effort_places: ClassVar[frozenset[str] | None] = None
+    """Where the engine understands an effort word, beside template options; None: nobody knows, so all is left."""
+    off_places: ClassVar[frozenset[str] | None] = None
+    """Where it understands that it shall not think, in the same way."""
     takes_template_options: ClassVar[bool] = False
-    budget_field: ClassVar[str | None] = None
-    """The field for a hard cap on thinking tokens, where the engine has one."""
+    budget_fields: ClassVar[tuple[str, ...]] = ()
+    """Names of a hard cap on thinking tokens, where the engine has one; the first is the one to write."""
+    budget_needs_parser: ClassVar[bool] = False
+    """It refuses that cap where it does not tell thoughts from texts."""
     refuses_overflow: ClassVar[bool] = False
     """Prompt plus cap beyond the window is an error, not a clamp."""
     refuses_missing: ClassVar[bool] = True
     """A past thought that its family requires is missed with an error. Servers of one's own only do worse without."""
+    takes_developer: ClassVar[bool] = False
+    """It knows the role `developer`; the others refuse it, or their templates drop the message."""
+    refuses_effort: ClassVar[bool] = False
+    """An effort is an error for a model that does not think, so the server must have said that it does."""
     reuses_connections: ClassVar[bool] = True
     """A connection can serve a further request after it served one."""
+
+    def questions(self, rows: Rows, answers: Answers) -> list[Question]:
+        """What a probe asks beside `/v1/models`; asked again with the answers, until nothing new comes."""
+        return []
+
+    def version(self, headers: Mapping[str, str], answers: Answers) -> str:
+        """The server's version, as it says it; empty where it does not."""
+        return ""
+
+    def about(self, row: Mapping[str, Json], answers: Answers) -> About:
+        """What is known of one model. vLLM and SGLang say `max_model_len`, hosted services `context_length`."""
+        sizes = (count_of(row.get(name)) for name in ("max_model_len", "context_length"))
+        return About(next((size for size in sizes if size), None))
+
+    def field_for(self, version: str) -> str:
+        """The name under which this version reads past thoughts."""
+        return self.reasoning_field
+
+    def effort_option(self, family_option: str, template: str | None) -> str:
+        """The template option that carries the effort; empty where the engine has a field that works.
+
+        `template` is the model's chat template where the engine tells it.
+        """
+        return ""
+
+    def switch(self, options: Mapping[str, Json], template: str | None) -> Mapping[str, Json]:
+        """Those of a family's template options, for thinking on or off, that work here."""
+        return options if self.takes_template_options else {}
 
     def encode(self, plan: Plan) -> bytes:
         """The request body for this engine."""
         fields = dict(plan.request.fields)
         if plan.facts.upstream_model != plan.request.model:
             fields["model"] = dumps(plan.facts.upstream_model)
-        fields["messages"] = b"[" + b",".join(map(self._message, plan.messages)) + b"]"
+        name = plan.facts.reasoning_field or self.reasoning_field
+        messages = roles.system_only(plan.messages) if plan.developer_role == "system" else plan.messages
+        fields["messages"] = b"[" + b",".join([self._message(message, name) for message in messages]) + b"]"
+        for changed, value in plan.fields.items():
+            if value is None:
+                fields.pop(changed, None)
+            else:
+                fields[changed] = value
         self._write_cap(fields, plan)
-        if plan.effort is not None:
-            self._write_effort(fields, plan)
-        if plan.thinking_budget is not None and self.budget_field:
-            fields[self.budget_field] = dumps(plan.thinking_budget)
+        self._write_effort(fields, plan)
+        if plan.thinking_budget is not None and self.budget_fields:
+            fields[self.budget_fields[0]] = dumps(plan.thinking_budget)
         if plan.request.stream and not plan.request.include_usage:
-            merge(fields, "stream_options", "include_usage", True)
+            merge(fields, "stream_options", {"include_usage": True})
         return splice(fields)
 
-    def _message(self, message: Message) -> bytes:
+    def _message(self, message: Message, reasoning_field: str) -> bytes:
         """A message with its thought under the name that the engine reads, once, and without blank ones.
 
         One without content or calls is what is left of an answer that was stopped: an empty text.
@@ -98,15 +164,15 @@ class Dialect:
             return message.raw
         if not message.named and (message.content is not None or message.calls):
             thought = message.reasoning
-            return message.raw if thought is None else _with_field(message.raw, self.reasoning_field, thought)
+            return message.raw if thought is None else _with_field(message.raw, reasoning_field, thought)
         fields: Fields = {}
         for name, raw in message.fields.items():
             if name not in REASONING_FIELDS or name in self.keeps:
                 fields[name] = raw
-            elif name == self.reasoning_field and message.reasoning is not None:
+            elif name == reasoning_field and message.reasoning is not None:
                 fields[name] = dumps(message.reasoning)
         if message.reasoning is not None:
-            fields.setdefault(self.reasoning_field, dumps(message.reasoning))
+            fields.setdefault(reasoning_field, dumps(message.reasoning))
         if message.content is None and fields.keys() <= _PLAIN_FIELDS:
             fields["content"] = b'""'
         return splice(fields)
@@ -125,160 +191,79 @@ class Dialect:
 
     def _write_effort(self, fields: Fields, plan: Plan) -> None:
         """The effort where this engine reads it. What the client wrote stays, if the engine understands it as it is."""
-        ask = plan.request.effort
-        if ask is not None and (ask.word == "none" or ask.where.startswith("chat_template_kwargs.")):
-            return
-        if ask is not None and not plan.effort_changed and self._understands(ask.where, plan.facts):
+        ask, facts = plan.request.effort, plan.facts
+        if ask is None and plan.request.switched_on is not None:
+            self._switch_on(fields, plan, plan.request.switched_on)
+        if plan.effort is None:
             return
         if ask is not None:
-            forget(fields, ask.where)
-        if self.takes_template_options and plan.facts.effort_option not in ("", "reasoning_effort"):
-            merge(fields, "chat_template_kwargs", plan.facts.effort_option, plan.effort)
-        else:
-            self._set_effort(fields, plan.effort or "")
+            if not plan.effort_changed and self._understands(ask, facts):
+                return
+            if ask.where and not ask.where.startswith(
+                _OPTIONS
+            ):  # a client's own template options stay, wherever they go
+                forget(fields, ask.where)
+        if plan.effort == "none":
+            self._switch_off(fields, plan)
+            return
+        if ask is not None and facts.switch_on:
+            self._set_options(fields, plan, facts.switch_on)
+        self._set_effort(fields, plan, plan.effort)
 
-    def _understands(self, where: str, facts: Facts) -> bool:
-        if self.takes_template_options and facts.effort_option not in ("", "reasoning_effort"):
+    def _understands(self, ask: Ask, facts: Facts) -> bool:
+        """Whether the engine obeys the client's words where they stand."""
+        if not ask.where:
             return False
-        return where in self.effort_places
+        off = ask.word == "none"
+        places = self.off_places if off else self.effort_places
+        if places is None:
+            return True
+        if ask.where.startswith(_OPTIONS) and self.takes_template_options:
+            option = ask.where.partition(".")[2]
+            known = facts.switch_off.keys() if off else {facts.effort_option} - {""}
+            return not known or option in known
+        if off:  # engines turn `reasoning_effort: "none"` into this option by themselves
+            return ask.where in places and facts.switch_off.keys() <= {"enable_thinking"}
+        return ask.where in places and not facts.switch_on and facts.effort_option in ("", "reasoning_effort")
 
-    def _set_effort(self, fields: Fields, word: str) -> None:
-        fields["reasoning_effort"] = dumps(word)
+    def _set_effort(self, fields: Fields, plan: Plan, word: str) -> None:
+        if self.takes_template_options and plan.facts.effort_option not in ("", "reasoning_effort"):
+            merge(fields, _OPTIONS, {plan.facts.effort_option: word})
+        else:
+            fields["reasoning_effort"] = dumps(word)
 
-    def effort_option(self, family_option: str, template: str | None) -> str:
-        """The template option that carries the effort; empty where the engine has a field that works.
+    def _switch_off(self, fields: Fields, plan: Plan) -> None:
+        """Say that the model shall not think."""
+        if plan.facts.switch_off:
+            self._set_options(fields, plan, plan.facts.switch_off)
+        else:
+            fields["reasoning_effort"] = b'"none"'
 
-        `template` is the model's chat template where the engine tells it.
-        """
-        return ""
+    def _switch_on(self, fields: Fields, plan: Plan, where: str) -> None:
+        """Say that the model shall think, where that is not what it does by itself."""
+        if plan.facts.switch_on:
+            self._set_options(fields, plan, plan.facts.switch_on)
+
+    def _set_options(self, fields: Fields, plan: Plan, options: Mapping[str, Json]) -> None:
+        """Template options beside the client's own, which stay as they are."""
+        own = plan.request.template_options
+        if missing := {name: value for name, value in options.items() if name not in own}:
+            merge(fields, _OPTIONS, missing)
 
     def decode(self, payload: bytes, *, whole: bool = False) -> Event:
         """One event of a stream, or a `whole` answer. Raises UpstreamError for what is no JSON object."""
-        try:
-            chunk = _chunk(payload)
-        except JsonError as error:
-            raise UpstreamError(f"the backend sent an answer that cannot be read: {error}") from None
-        event = Event(payload)
-        if chunk.error:
-            event.error = chunk.error if isinstance(chunk.error, dict) else {"message": str(chunk.error)}
-        usage = chunk.usage
-        for at, choice in enumerate(chunk.choices or ()):
-            said = choice.message if whole else choice.delta
-            numbered = isinstance(choice.index, int) and not isinstance(choice.index, bool)
-            if said is None or not numbered:
-                event.odd = True
-            _read(event, choice.index if numbered else at, choice, said or _Delta())
-            usage = usage or choice.usage
-        event.empty = not chunk.choices
-        if isinstance(usage, dict):
-            event.usage = usage_of(usage)
-        if isinstance(chunk.timings, dict):
-            event.timings = chunk.timings
-        return event
+        return reading.decode(payload, whole=whole)
 
 
-def _chunk(payload: bytes) -> _Chunk:
-    try:
-        return _CHUNK.decode(payload)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        return msgspec.convert(loads(payload), _Chunk)
+class OpenAI(Dialect):
+    """Any other OpenAI-compatible server, and OpenAI's own. What it understands is what its users send."""
 
-
-def _read(event: Event, at: int, choice: _Choice, said: _Delta) -> None:
-    part = Part(at, role=said.role == "assistant")
-    if said.role is not None and not part.role:
-        event.odd = True
-    if isinstance(said.content, str):
-        part.text = said.content
-    for name in REASONING_FIELDS:
-        value = getattr(said, name)
-        if name == "reasoning_details" and isinstance(value, list):
-            part.details = [entry for entry in value if isinstance(entry, dict)]
-        text = details_text(value) if name == "reasoning_details" else value
-        if isinstance(text, str) and text:
-            event.names |= {name}
-            part.reasoning = part.reasoning or text
-        elif value == "":
-            event.odd = True
-    if isinstance(said.tool_calls, list):
-        part.calls = [call for call in said.tool_calls if isinstance(call, dict)]
-    if isinstance(choice.finish_reason, str) and choice.finish_reason:
-        part.finish = choice.finish_reason
-    elif choice.finish_reason is not None:
-        event.odd = True
-    event.parts.append(part)
-
-
-def usage_of(usage: Mapping[str, Json]) -> Usage:
-    """Tokens as reported, wherever an engine puts them."""
-    prompt_details = _details(usage, "prompt_tokens_details")
-    completion_details = _details(usage, "completion_tokens_details")
-    prompt, said = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
-    reasoning = _first(completion_details.get("reasoning_tokens"), usage.get("reasoning_tokens"))
-    completion = _with_thought(prompt, said, reasoning, count_of(usage.get("total_tokens")))
-    return Usage(
-        prompt=prompt,
-        cached=_first(
-            prompt_details.get("cached_tokens"), usage.get("cached_tokens"), usage.get("prompt_cache_hit_tokens")
-        ),
-        completion=completion,
-        reasoning=reasoning,
-        repaired=completion != said,
-    )
-
-
-def _with_thought(prompt: int | None, said: int | None, reasoning: int | None, total: int | None) -> int | None:
-    """The completion with its thought in it: some services count only what is visible, and the total tells."""
-    if said is None or not reasoning:
-        return said
-    left = total - prompt if total is not None and prompt is not None else None
-    if reasoning > said:
-        return left if left is not None and left >= reasoning else said + reasoning
-    return left if left == said + reasoning else said
-
-
-def _details(usage: Mapping[str, Json], name: str) -> Mapping[str, Json]:
-    value = usage.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _first(*values: Json) -> int | None:
-    return next((number for value in values if (number := count_of(value)) is not None), None)
+    name = "openai"
+    owners = ("openai", "system")
+    learns_field = True
+    takes_developer = True
 
 
 def _with_field(raw: bytes, name: str, value: str) -> bytes:
     """An object that has other fields, with one more at its end."""
     return b'%b,"%b":%b}' % (raw.rstrip()[:-1].rstrip(), name.encode(), dumps(value))
-
-
-def merge(fields: Fields, table: str, key: str, value: Json) -> None:
-    """Set one key of a field that is an object, leaving its others as they came."""
-    raw = fields.get(table, b"null")
-    inner = {} if raw.strip() == b"null" else jsons.table(raw)
-    inner[key] = dumps(value)
-    fields[table] = splice(inner)
-
-
-def forget(fields: Fields, where: str) -> None:
-    """Remove the field at `name` or `name.key`, and an object that is empty then."""
-    name, _, key = where.partition(".")
-    if key:
-        inner = {part: raw for part, raw in jsons.table(fields[name]).items() if part != key}
-        if inner:
-            fields[name] = splice(inner)
-            return
-    fields.pop(name, None)
-
-
-def put_in_place(fields: Fields, old: str, new: str, raw: bytes) -> None:
-    """Set `new` where `old` stands, so that the order of the others stays as it was."""
-    if old == new or old not in fields:
-        fields[new] = raw
-        return
-    items = [
-        (new, raw) if name == old else (name, value) for name, value in fields.items() if name != new or name == old
-    ]
-    fields.clear()
-    fields.update(items)

@@ -1,0 +1,136 @@
+"""An answer's JSON → a neutral event, from whichever fields an engine uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from proxy.errors import UpstreamError
+from proxy.jsons import JsonError, loads
+from proxy.messages import REASONING_FIELDS, Event, Json, Part, Usage, count_of
+from proxy.normalise import details_text
+
+
+class _Delta(msgspec.Struct):
+    role: Any = None
+    content: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    reasoning_details: Any = None
+    tool_calls: Any = None
+
+
+class _Choice(msgspec.Struct):
+    index: Any = None
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    finish_reason: Any = None
+    usage: Any = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    timings: Any = None
+    error: Any = None
+
+
+_CHUNK = msgspec.json.Decoder(_Chunk)
+
+
+def decode(payload: bytes, *, whole: bool = False) -> Event:
+    """One event of a stream, or a `whole` answer. Raises UpstreamError for what is no JSON object."""
+    try:
+        chunk = _chunk(payload)
+    except JsonError as error:
+        raise UpstreamError(f"the backend sent an answer that cannot be read: {error}") from None
+    event = Event(payload)
+    if chunk.error:
+        event.error = chunk.error if isinstance(chunk.error, dict) else {"message": str(chunk.error)}
+    usage = chunk.usage
+    for at, choice in enumerate(chunk.choices or ()):
+        said = choice.message if whole else choice.delta
+        numbered = isinstance(choice.index, int) and not isinstance(choice.index, bool)
+        if said is None or not numbered:
+            event.odd = True
+        _read(event, choice.index if numbered else at, choice, said or _Delta())
+        usage = usage or choice.usage
+    event.empty = not chunk.choices
+    if isinstance(usage, dict):
+        event.usage = usage_of(usage)
+    if isinstance(chunk.timings, dict):
+        event.timings = chunk.timings
+    return event
+
+
+def _chunk(payload: bytes) -> _Chunk:
+    try:
+        return _CHUNK.decode(payload)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        return msgspec.convert(loads(payload), _Chunk)
+
+
+def _read(event: Event, at: int, choice: _Choice, said: _Delta) -> None:
+    part = Part(at, role=said.role == "assistant")
+    if said.role is not None and not part.role:
+        event.odd = True
+    if isinstance(said.content, str):
+        part.text = said.content
+    for name in REASONING_FIELDS:
+        value = getattr(said, name)
+        if name == "reasoning_details" and isinstance(value, list):
+            part.details = [entry for entry in value if isinstance(entry, dict)]
+        text = details_text(value) if name == "reasoning_details" else value
+        if isinstance(text, str) and text:
+            event.names |= {name}
+            part.reasoning = part.reasoning or text
+        elif value == "":
+            event.odd = True
+    if isinstance(said.tool_calls, list):
+        part.calls = [call for call in said.tool_calls if isinstance(call, dict)]
+    if isinstance(choice.finish_reason, str) and choice.finish_reason:
+        part.finish = choice.finish_reason
+    elif choice.finish_reason is not None:
+        event.odd = True
+    event.parts.append(part)
+
+
+def usage_of(usage: Mapping[str, Json]) -> Usage:
+    """Tokens as reported, wherever an engine puts them."""
+    prompt_details = _details(usage, "prompt_tokens_details")
+    completion_details = _details(usage, "completion_tokens_details")
+    prompt, said = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
+    reasoning = _first(completion_details.get("reasoning_tokens"), usage.get("reasoning_tokens"))
+    completion = _with_thought(prompt, said, reasoning, count_of(usage.get("total_tokens")))
+    return Usage(
+        prompt=prompt,
+        cached=_first(
+            prompt_details.get("cached_tokens"), usage.get("cached_tokens"), usage.get("prompt_cache_hit_tokens")
+        ),
+        completion=completion,
+        reasoning=reasoning,
+        repaired=completion != said,
+    )
+
+
+def _with_thought(prompt: int | None, said: int | None, reasoning: int | None, total: int | None) -> int | None:
+    """The completion with its thought in it: some services count only what is visible, and the total tells."""
+    if said is None or not reasoning:
+        return said
+    left = total - prompt if total is not None and prompt is not None else None
+    if reasoning > said:
+        return left if left is not None and left >= reasoning else said + reasoning
+    return left if left == said + reasoning else said
+
+
+def _details(usage: Mapping[str, Json], name: str) -> Mapping[str, Json]:
+    value = usage.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _first(*values: Json) -> int | None:
+    return next((number for value in values if (number := count_of(value)) is not None), None)
