@@ -15,15 +15,14 @@
     │   └── BodyTooLarge       413  above `server.max_body_mb`
     └── UpstreamError          502  the backend broke after it had the request
         ├── UpstreamUnreachable 502 no connection was made: nothing was sent
-        └── UpstreamTimeout    504  silent for longer than the backend's `read_timeout`
+        ├── UpstreamTimeout    504  silent for longer than the backend's `read_timeout`
+        └── UpstreamRefusal    its  the backend's own error, inside an answer of status 200
 
 Bodies have the shape that OpenAI's servers use. An error that may have cost tokens carries
 `x-should-retry: false`, because the openai SDK repeats every 5xx otherwise.
 """
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import msgspec
 
@@ -34,10 +33,10 @@ class ProxyError(Exception):
     `message` names the field and the remedy; `param` is the path of the field in the request, if one is to blame.
     """
 
-    status: ClassVar[int] = 500
-    type: ClassVar[str] = "server_error"
-    code: ClassVar[str] = "internal_error"
-    may_have_cost: ClassVar[bool] = False
+    status: int = 500
+    type: str = "server_error"
+    code: str = "internal_error"
+    may_have_cost: bool = False
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -145,6 +144,23 @@ class UpstreamTimeout(UpstreamError):
 
     status = 504
     code = "upstream_timeout"
+
+
+class UpstreamRefusal(UpstreamError):
+    """The backend's own error, in its words, though the status of its answer was 200 (OpenRouter, LM Studio)."""
+
+    def __init__(self, message: str, *, status: int, type: str, code: object) -> None:
+        super().__init__(message)
+        self.status, self.type, self._code = status, type, code
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Only the advice: the proxy is not the origin."""
+        return {"x-should-retry": "false"}
+
+    def body(self) -> bytes:
+        """With the backend's own code."""
+        return error_body(self.message, self.type, self._code, self.param)
 
 
 def error_body(message: str, type: str | None, code: object, param: object = None) -> bytes:

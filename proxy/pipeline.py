@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from proxy import config, families, headers, history, keys, normalise, policy, relay, render, shape, window
+from proxy import config, families, headers, history, keys, normalise, policy, refusals, relay, render, shape, window
 from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
 from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping, UpstreamError, UpstreamTimeout
@@ -35,7 +35,7 @@ _HOP_BY_HOP = frozenset(
 _NOT_FORWARDED = _HOP_BY_HOP | {"host", "accept-encoding", "expect", "cookie", "origin", "referer"}
 """A browser's cookies and origin belong to the proxy's own host."""
 _NOT_RETURNED = _HOP_BY_HOP | {"content-encoding", "server", "date", "set-cookie", "cache-control"}
-_NOT_RETURNED |= {"access-control-allow-origin", "x-accel-buffering"}
+_NOT_RETURNED |= {"access-control-allow-origin", "x-accel-buffering", "x-should-retry"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STOPPING = "the proxy is shutting down; send the request again later"
 MODELS_SECONDS = 10.0
@@ -130,7 +130,7 @@ class Pipeline:
         record.planned(plan, chain, known, route)
         window.check(plan)
         answer = await self._sent(call, plan, route.backend)
-        if plan.restored and await relay.overflows(answer):
+        if plan.restored and await refusals.overflows(answer):
             # Nothing was generated, and the client's own messages may fit: only what we added is too much.
             route.backend.note_overflow(route.upstream_model, window.size(plan), facts.context_limit)
             plan = self._planned(Plan(request, facts, request.messages), known, bare=True)
@@ -143,12 +143,11 @@ class Pipeline:
         view = render.View(caller.shown, **usage)
         told = [*_returned(answer.headers), *headers.of_plan(plan)]
         if answer.status >= 400:
-            more, error = await relay.refused(answer, record)
+            more, error = await refusals.refused(answer, record)
             return Reply(answer.status, told + more, error)
         dialect = route.backend.dialect
         if request.stream:
-            await relay.expect(answer, "text/event-stream")
-            body = relay.Stream(answer, dialect, shaper, view, record)
+            body = relay.Stream(await relay.streamed(answer), dialect, shaper, view, record)
             return Reply(answer.status, told + relay.STREAM_HEADERS, body)
         event = await relay.whole(answer, dialect, shaper, record)
         more = headers.of_answer(record.entry.outcome, record.cost())
@@ -216,7 +215,7 @@ class Pipeline:
         except TimeoutError:
             raise UpstreamTimeout(f"backend {backend.name} does not tell its models") from None
         if answer.status != 200:
-            reason = relay.error_fields(body, answer.status)[0]
+            reason = refusals.error_fields(body, answer.status)[0]
             raise UpstreamError(f"backend {backend.name} does not tell its models: {reason}")
         try:
             rows = msgspec.json.decode(body)["data"]
@@ -240,7 +239,7 @@ class Pipeline:
         refused = answer.status >= 400
         kept = ("content-type", "cache-control") if refused else ("content-type", "cache-control", "content-encoding")
         told += [(name, answer.headers[name]) for name in kept if name in answer.headers]
-        body = await relay.refused_raw(answer, record) if refused else relay.Raw(answer, record)
+        body = await refusals.refused_raw(answer, record) if refused else relay.Raw(answer, record)
         return Reply(answer.status, told, body)
 
     async def _backend_for(self, body: bytes, record: Record) -> Backend:

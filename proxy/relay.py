@@ -1,13 +1,14 @@
-"""A backend's answer on its way to the client: streamed event by event, whole, raw, or refused."""
+"""A backend's answer on its way to the client: streamed event by event, whole, or raw."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
 
-from proxy import render, shape, sse
+from proxy import refusals, render, shape, sse
 from proxy.dialects import Dialect
-from proxy.errors import ContextLengthExceeded, InternalError, ProxyError, UpstreamError, error_body
+from proxy.errors import InternalError, ProxyError, UpstreamError
 from proxy.jsons import JsonError, dumps, loads
 from proxy.messages import Event, Json
 from proxy.record import Record
@@ -23,11 +24,19 @@ STREAM_HEADERS = [
 ]
 
 
+class Chunked(Protocol):
+    """A streamed answer of a backend, or what stands in for one."""
+
+    def chunks(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None: ...
+
+
 class Stream:
     """A chat answer on its way to the client: read, counted, shown, recorded. Its holder closes it."""
 
     def __init__(
-        self, answer: Answer, dialect: Dialect, shaper: shape.Shaper, view: render.View, record: Record
+        self, answer: Chunked, dialect: Dialect, shaper: shape.Shaper, view: render.View, record: Record
     ) -> None:
         self._answer = answer
         self._dialect = dialect
@@ -140,6 +149,47 @@ class Stream:
         await self._answer.aclose()
 
 
+async def streamed(answer: Answer) -> Chunked:
+    """The answer to a request for a stream; a backend that does not stream answers whole, in one event then."""
+    if answer.kind != "application/json" or answer.status != 200:
+        await refusals.expect(answer, "text/event-stream")
+        return answer
+    body = await answer.read()
+    try:
+        found = loads(body)
+        choices = [_whole_delta(choice) for choice in found.get("choices") or ()]
+    except (*JsonError, AttributeError, TypeError):
+        raise UpstreamError("the backend answered a request for a stream with JSON that is no answer") from None
+    if not choices:
+        raise refusals.inside(found.get("error") or {"message": "the backend answered without a choice"})
+    usage = found.pop("usage", None)
+    events = [{**found, "object": "chat.completion.chunk", "choices": choices}]
+    if usage:
+        events.append({**events[0], "choices": [], "usage": usage})
+    return _Written(b"".join(sse.encode(dumps(event)) for event in events) + sse.DONE_EVENT)
+
+
+def _whole_delta(choice: Mapping[str, Json]) -> dict[str, Json]:
+    """A choice of a whole answer as the one delta of a stream."""
+    message = dict(choice["message"])
+    if isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [{**call, "index": at} for at, call in enumerate(message["tool_calls"])]
+    return {**{name: value for name, value in choice.items() if name != "message"}, "delta": message}
+
+
+class _Written:
+    """An answer that was read already, and is closed."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self._data
+
+    async def aclose(self) -> None:
+        """Nothing is left to close."""
+
+
 class Raw:
     """A body that passes through as it stands on the wire."""
 
@@ -168,92 +218,13 @@ class Raw:
 
 async def whole(answer: Answer, dialect: Dialect, shaper: shape.Shaper, record: Record) -> Event:
     """A complete answer as one event; recorded before it leaves."""
-    await expect(answer, "application/json", "text/plain")
+    await refusals.expect(answer, "application/json", "text/plain")
     event = dialect.decode(await answer.read(), whole=True)
     shaper.apply(event, whole=True)
     record.flag("filler_echo", shaper.heard)
     record.fold.add(event)
     if event.error is not None:
-        raise UpstreamError(f"the backend answered with an error: {event.error.get('message') or event.error}")
+        raise refusals.inside(event.error)
     record.finish()
     await record.settled()
     return event
-
-
-_TOO_LONG = (
-    "exceed_context_size",
-    "context_length_exceeded",
-    "context length",
-    "context size",
-    "context window",
-    "exceeded model token limit",
-    "input token length too long",
-)
-"""How engines say that a prompt does not fit: llama-server, OpenAI, vLLM and SGLang, Moonshot."""
-
-
-async def overflows(answer: Answer) -> bool:
-    """Whether the backend refused the prompt because it is too long for the window."""
-    return answer.status == 400 and _is_too_long(await answer.read())
-
-
-def _is_too_long(body: bytes) -> bool:
-    text = body.decode("utf-8", "replace").lower()
-    return any(phrase in text for phrase in _TOO_LONG)
-
-
-async def refused(answer: Answer, record: Record) -> tuple[list[tuple[str, str]], bytes]:
-    """A backend's own error: its words in OpenAI's shape, with the headers that go along."""
-    body = await answer.read()
-    message, kind, param, code = error_fields(body, answer.status)
-    if answer.status == 400 and _is_too_long(body):
-        code = ContextLengthExceeded.code  # the word that clients know, to shorten their history by themselves
-    record.entry.error = record.safe(message)
-    record.finish("upstream_error")
-    told = record.safe(error_body(message, kind, code, param).decode()).encode()
-    # 503 and 429 come before any work; every other 5xx may have cost tokens, and llama-server says 500 for mistakes
-    # of the caller, which the openai SDK would send three times.
-    if answer.status >= 500 and answer.status != 503:
-        return [JSON, ("x-should-retry", "false")], told
-    return [JSON], told
-
-
-async def refused_raw(answer: Answer, record: Record) -> bytes:
-    """The decoded body of an error that passes through. Only keys are taken out of it."""
-    body = await answer.read()
-    record.entry.error = record.safe(error_fields(body, answer.status)[0])
-    record.finish("upstream_error")
-    return record.safe(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-
-
-def error_fields(body: bytes, status: int) -> tuple[str, str | None, object, object]:
-    """(message, type, param, code) from the shapes that engines use: nested, flat, a bare text, or no JSON at all."""
-    try:
-        found = loads(body)
-    except JsonError:
-        found = body.decode("utf-8", "replace").strip()[:2000]
-    if isinstance(found, dict) and found.get("error"):
-        found = found["error"]
-    if not isinstance(found, dict):
-        return str(found or f"the backend answered {status} without a body"), "upstream_error", None, status
-    message = found.get("message") or dumps(found).decode()
-    kind = found.get("type")
-    return str(message), kind if isinstance(kind, str) else "upstream_error", found.get("param"), found.get("code")
-
-
-async def expect(answer: Answer, *kinds: str) -> None:
-    """Close the answer and raise UpstreamError where it has no body, or is of none of these media types.
-
-    A missing type is forgiven. What an error in JSON says is repeated.
-    """
-    status = answer.status
-    if status < 300 and status != 204 and answer.kind in (*kinds, ""):
-        return
-    words = error_fields(await answer.read(), status)[0] if answer.kind == "application/json" else ""
-    await answer.aclose()
-    if status >= 300:
-        place = answer.headers.get("location", "nowhere")
-        raise UpstreamError(f"the backend answered {status} and points to {place}: is its `url` right?")
-    if status == 204:
-        raise UpstreamError("the backend answered 204, without a body")
-    raise UpstreamError(f"the backend answered with {answer.kind} where {kinds[0]} was expected: {words}".rstrip(": "))

@@ -74,7 +74,7 @@ async def test_events_that_arrived_before_a_connection_broke_are_delivered(end, 
 @pytest.mark.parametrize("odd", ["oops", "[1]", "null", "", '{"choices": {}}'])
 async def test_an_event_that_cannot_be_read_does_not_end_hours_of_work(odd):
     """It is left out and logged; the stream goes on."""
-    first = {"choices": [{"index": 0, "delta": {"content": "a"}}]}
+    first = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "a"}}]}
     last = {"choices": [{"index": 0, "delta": {"content": "b"}, "finish_reason": "stop"}]}
     async with FakeBackend(script(first, odd, last, "[DONE] ")) as backend, serving(settings(backend.url)) as proxy:
         response = await proxy.chat(USER, stream=True)
@@ -85,7 +85,7 @@ async def test_an_event_that_cannot_be_read_does_not_end_hours_of_work(odd):
 async def test_an_emoji_that_is_cut_between_two_deltas_is_stored_whole():
     """Halves of a surrogate pair are legal JSON escapes; the thought goes back with the whole character."""
     halves = [
-        '{"choices":[{"index":0,"delta":{"reasoning_content":"\\ud83d"}}]}',
+        '{"choices":[{"index":0,"delta":{"role":"assistant","reasoning_content":"\\ud83d"}}]}',
         '{"choices":[{"index":0,"delta":{"reasoning_content":"\\ude00"}}]}',
         '{"choices":[{"index":0,"delta":{"content":"Two files."},"finish_reason":"stop"}]}',
         "[DONE]",
