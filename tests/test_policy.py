@@ -185,6 +185,91 @@ def test_no_rule_ever_takes_something_away(cap, effort, floor, reserve, default,
         assert effort not in (facts.family.efforts, None)
         return
     assert made.max_tokens is None if cap is None else made.max_tokens >= cap
-    assert effort is None or made.effort_reason == "client"
+    assert effort is None or made.effort_reason in ("client", "always-thinks")
     if made.thinking_budget is not None:
         assert 0 <= made.thinking_budget <= made.max_tokens
+
+
+RECOMMENDED = Policy(sampling="recommended")
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+def test_the_familys_sampling_is_sent_where_the_client_sets_none():
+    """Single-step work and tool loops differ; one value of the client's own keeps both out."""
+    assert plan(K3, RECOMMENDED).fields == {"temperature": b"1.0", "top_p": b"0.95"}
+    assert plan(K3, RECOMMENDED, tools=TOOLS).fields == {"temperature": b"1.0", "top_p": b"1.0"}
+    for own in ({"temperature": 0.2}, {"top_p": 1}):
+        assert plan(K3, RECOMMENDED, **own).fields == {}
+    assert plan(replace(K3, family=FAMILIES.named("generic")), RECOMMENDED).fields == {}
+
+
+def test_sampling_that_a_service_refuses_is_not_sent():
+    """Moonshot pins temperature and top_p; what it would take anyway stays, and nothing is added there."""
+    hosted = replace(K3, engine="kimi", is_service=True)
+    made = plan(hosted, RECOMMENDED, temperature=0.2, top_p=0.95)
+    assert (made.fields, rules(made)) == ({"temperature": None}, ["sampling"])
+    assert plan(hosted, RECOMMENDED).fields == {}
+    assert plan(hosted, Policy(sampling="client"), temperature=0.2).fields == {}
+
+
+@pytest.mark.parametrize(
+    ("family", "choice", "sent"),
+    [
+        ("deepseek-v4", "required", "auto"),
+        ("deepseek-v4", {"type": "function", "function": {"name": "f"}}, "auto"),
+        ("kimi-k3", {"type": "function", "function": {"name": "f"}}, "required"),
+        ("kimi-k3", "required", None),
+        ("deepseek-v4", "auto", None),
+        ("deepseek-v4", "none", None),
+        ("generic", "required", None),
+    ],
+)
+def test_a_forced_tool_choice_becomes_the_strongest_that_the_family_takes(family, choice, sent):
+    """Only where that is wanted, only where it would be refused, and thinking is not switched off for it."""
+    hosted = replace(K3, family=FAMILIES.named(family), refuses_missing=True)
+    made = plan(hosted, Policy(sampling="client", forced_tool_choice="auto"), tools=TOOLS, tool_choice=choice)
+    assert made.fields == ({"tool_choice": f'"{sent}"'.encode()} if sent else {})
+    assert plan(hosted, tools=TOOLS, tool_choice=choice).fields == {}
+    own = replace(hosted, refuses_missing=False)
+    assert plan(own, Policy(sampling="client", forced_tool_choice="auto"), tool_choice=choice).fields == {}
+
+
+@pytest.mark.parametrize("stop", [["a"] * 6, "x" * 33, ["\u00e9" * 17]])
+def test_stop_strings_that_a_service_refuses_are_refused_with_its_limits(stop):
+    """Five of 32 bytes at Moonshot; the same model on a server of one's own has no such limit."""
+    with pytest.raises(InvalidRequest, match="5 stop strings of 32 bytes") as caught:
+        plan(replace(K3, is_service=True), stop=stop)
+    assert caught.value.param == "stop"
+    assert plan(K3, stop=stop)
+    assert plan(replace(K3, is_service=True), stop=["a"] * 5)
+
+
+def test_the_familys_floors_hold_where_none_is_configured():
+    """Kimi K3.1 thinks longer at low than 5,000 tokens; a configured floor is believed."""
+    facts = replace(K3, family=FAMILIES.named("kimi-k3.1-pro"))
+    assert plan(facts, max_tokens=16, reasoning_effort="low").max_tokens == 8192
+    assert plan(facts, max_tokens=16).max_tokens == 16000
+    assert plan(facts, Policy(min_completion_tokens=5000), max_tokens=16).max_tokens == 5000
+
+
+DEVELOPER = {"role": "developer", "content": "B"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "takes", "messages", "role"),
+    [
+        ("auto", False, [DEVELOPER, {"role": "user", "content": "x"}], "system"),
+        ("auto", True, [DEVELOPER, {"role": "user", "content": "x"}], "keep"),
+        ("keep", False, [DEVELOPER, {"role": "user", "content": "x"}], "keep"),
+        ("system", True, [DEVELOPER, {"role": "user", "content": "x"}], "system"),
+        ("system", True, [{"role": "system", "content": "A"}, {"role": "system", "content": "B"}], "system"),
+        ("auto", False, [{"role": "system", "content": "A"}, {"role": "system", "content": "B"}], "keep"),
+    ],
+)
+def test_the_developer_role_is_sent_as_the_engine_knows_it(setting, takes, messages, role):
+    """By itself only where the engine does not know it; said where it was done."""
+    made = plan(
+        replace(K3, takes_developer=takes), Policy(sampling="client", developer_role=setting), messages=messages
+    )
+    assert made.developer_role == role
+    assert ("developer_role" in rules(made)) == (role == "system")
