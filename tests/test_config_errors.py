@@ -133,7 +133,7 @@ api_key = ""
 [clients.a]
 api_key = "k"
 reasoning = "all"
-=> clients.a.reasoning: got "all"; allowed: "reasoning_content", "reasoning", "both" or "hidden"
+=> clients.a.reasoning: got "all"; allowed: "reasoning_content", "reasoning", "both", "think_tags" or "hidden"
 
 [clients.a]
 api_key = "k"
