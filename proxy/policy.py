@@ -229,7 +229,7 @@ def developer_role(plan: Plan, settings: Policy) -> Plan:
 
 
 def tool_choice(plan: Plan, settings: Policy) -> Plan:
-    """A forced tool choice that the family refuses while it thinks becomes the strongest that it takes."""
+    """A forced tool choice that the family's service refuses while the model thinks becomes `auto`."""
     takes, facts = plan.facts.family.forced_tool_choice, plan.facts
     if settings.forced_tool_choice != "auto" or takes == "any" or not facts.refuses_missing or plan.effort == "none":
         return plan
@@ -237,9 +237,8 @@ def tool_choice(plan: Plan, settings: Policy) -> Plan:
     is_named = isinstance(said, dict) and said.get("type") == "function"
     if not is_named and (said != "required" or takes == "required"):
         return plan
-    word = "required" if takes == "required" else "auto"
     why = f"{facts.family.name} refuses {'a named function' if is_named else said} while it thinks"
-    return plan.decided("tool_choice", why, fields={**plan.fields, "tool_choice": dumps(word)})
+    return plan.decided("tool_choice", why, fields={**plan.fields, "tool_choice": b'"auto"'})
 
 
 def _value(plan: Plan, name: str) -> Json:

@@ -256,3 +256,24 @@ async def test_a_trimmed_history_keeps_the_thoughts_that_are_certain():
             sent = backend.requests[-1].body["messages"]
             assert [sent[at].get("reasoning_content") for at in (1, 3)] == ["R1", "R2"]
             assert "restored=2; missing=0" in told.headers["x-proxy-history"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_is_shown_tags_sends_them_back_and_the_stored_thought_goes(stream):
+    """`think_tags` is for front ends that keep a thought only inside the text; upstream it stands in its own field."""
+    reply = answer("Two files.", reasoning=" Two\n\nnames.\n")
+    async with FakeBackend(reply) as backend:
+        given = settings(backend.url, defaults={"client_reasoning": "think_tags"})
+        async with serving(given) as proxy:
+            response = await proxy.chat({"role": "user", "content": "hi"}, stream=stream)
+            if stream:
+                deltas = [json.loads(line)["choices"][0]["delta"] for line in events(response.text)[:-1]]
+                text = "".join(delta.get("content") or "" for delta in deltas)
+            else:
+                text = response.json()["choices"][0]["message"]["content"]
+            assert text == "<think>\n Two\n\nnames.\n\n</think>\n\nTwo files."
+            said = {"role": "assistant", "content": text}
+            more = await proxy.chat({"role": "user", "content": "hi"}, said, {"role": "user", "content": "more"})
+            message = backend.requests[-1].body["messages"][1]
+            assert message == {"role": "assistant", "content": "Two files.", "reasoning_content": " Two\n\nnames.\n"}
+            assert more.headers["x-proxy-decisions"] == "lift"

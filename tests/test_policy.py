@@ -217,14 +217,14 @@ def test_sampling_that_a_service_refuses_is_not_sent():
     [
         ("deepseek-v4", "required", "auto"),
         ("deepseek-v4", {"type": "function", "function": {"name": "f"}}, "auto"),
-        ("kimi-k3", {"type": "function", "function": {"name": "f"}}, "required"),
+        ("kimi-k3", {"type": "function", "function": {"name": "f"}}, "auto"),
         ("kimi-k3", "required", None),
         ("deepseek-v4", "auto", None),
         ("deepseek-v4", "none", None),
         ("generic", "required", None),
     ],
 )
-def test_a_forced_tool_choice_becomes_the_strongest_that_the_family_takes(family, choice, sent):
+def test_a_forced_tool_choice_that_the_family_refuses_becomes_auto(family, choice, sent):
     """Only where that is wanted, only where it would be refused, and thinking is not switched off for it."""
     hosted = replace(K3, family=FAMILIES.named(family), refuses_missing=True)
     made = plan(hosted, Policy(sampling="client", forced_tool_choice="auto"), tools=TOOLS, tool_choice=choice)
