@@ -156,6 +156,7 @@ class Backend:
             effort_option=dialect.effort_option(family.effort_option, told.template),
             switch_on=dialect.switch(family.on, told.template),
             switch_off=dialect.switch(family.off, told.template),
+            keep_all=dialect.switch(family.keep, told.template),
             thinks_always=family.always == "everywhere" or (family.always == "service" and dialect.is_service),
             effort_refused=dialect.refuses_effort and told.thinks is not True,
             budget_fields=dialect.budget_fields if writes or not dialect.budget_needs_parser else (),

@@ -36,6 +36,7 @@ class Family(Section):
     effort_option: str = ""
     on: Mapping[str, bool | str] = {}
     off: Mapping[str, bool | str] = {}
+    keep: Mapping[str, bool | str] = {}
     always: Literal["", "service", "everywhere"] = ""
     floors: Mapping[str, Annotated[int, Ge(0)]] = {}
     sampling: Mapping[str, float] = {}

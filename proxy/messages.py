@@ -141,7 +141,7 @@ class Facts:
 
     `context_limit` is in tokens, None where unknown. `effort_option` is the template option that carries the effort on
     this engine, empty where the effort has a field of its own; `switch_on` and `switch_off` are those that make the
-    model think or not, empty where there are none. `thinks_always`: nothing switches it off here; `effort_refused`: an
+    model think or not, `keep_all` those that keep all past thoughts in the prompt, each empty where there are none. `thinks_always`: nothing switches it off here; `effort_refused`: an
     effort is an error, as far as is known. `conversation_effort` is `Turn.effort` of the latest known turn of the same
     conversation. `bytes_per_token` is that of prompts, learned or assumed on the safe side. `reasoning_field` is the
     name under which past thoughts are read, empty for the engine's usual one. `is_service`: the family's own service.
@@ -156,6 +156,7 @@ class Facts:
     effort_option: str = ""
     switch_on: Mapping[str, Json] = field(default_factory=dict)
     switch_off: Mapping[str, Json] = field(default_factory=dict)
+    keep_all: Mapping[str, Json] = field(default_factory=dict)
     thinks_always: bool = False
     effort_refused: bool = False
     budget_fields: tuple[str, ...] = ()

@@ -328,3 +328,13 @@ def test_any_history_is_counted_once_and_a_second_look_changes_nothing(rows, ref
     history = first.history
     counted = history.present + history.restored + history.missing + history.filled + history.dropped
     assert counted <= sum(message["role"] == "assistant" for message in messages)
+
+
+@pytest.mark.parametrize("thinking", [{"type": "enabled", "keep": "all"}, {"clear_thinking": False}])
+def test_a_client_that_keeps_all_thoughts_gets_all_of_them_back(thinking):
+    """Where the family itself keeps those of the running tool loop only; a setting counts more."""
+    turns = ((1, "plain"), (3, "call"))
+    assert thoughts(restored(*FOUR, turns=turns, family="glm")) == [None, "call"]
+    assert thoughts(restored(*FOUR, turns=turns, family="glm", fields={"thinking": thinking})) == ["plain", "call"]
+    never = restored(*FOUR, turns=turns, family="glm", fields={"thinking": thinking}, restore="never")
+    assert thoughts(never) == [None, None]

@@ -174,6 +174,15 @@ def test_a_default_effort_does_not_switch_thinking_on():
     assert "chat_template_kwargs" not in sent("vllm", "deepseek-v4", {"default_effort": "low"})
 
 
+@pytest.mark.parametrize("way", [{"keep": "all"}, {"clear_thinking": False}])
+def test_keeping_all_thoughts_is_said_to_the_template_too(way):
+    """It would drop those of earlier turns otherwise, though they are sent."""
+    assert sent("vllm", "glm", thinking=way)["chat_template_kwargs"] == {"clear_thinking": False}
+    assert sent("vllm", "deepseek-v4", thinking=way)["chat_template_kwargs"] == {"drop_thinking": False}
+    assert "chat_template_kwargs" not in sent("vllm", "kimi-k3", thinking=way)
+    assert "chat_template_kwargs" not in sent("vllm", "glm", thinking={"keep": None})
+
+
 @pytest.mark.parametrize("engine", ["llama-server", "vllm", "sglang"])
 def test_the_clients_template_options_stay_as_they_are(engine):
     """Options are merged key by key, and a key that the client set is never replaced."""
