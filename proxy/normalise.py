@@ -6,23 +6,19 @@ Nothing is rewritten here: raw fields are kept, and what the rules need is read 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from proxy import thinking
+from proxy import asks, thinking
+from proxy.asks import MOST_TOKENS
 from proxy.errors import InvalidRequest
 from proxy.jsons import has_escaped_surrogates, healed, table
-from proxy.messages import REASONING_FIELDS, Ask, Budget, ChatRequest, Json, Message, ToolCall
+from proxy.messages import REASONING_FIELDS, ChatRequest, Json, Message, ToolCall
 
 CAP_FIELDS = ("max_completion_tokens", "max_tokens", "n_predict")
 """Names of the output cap; where several are sent, llama-server, vLLM and Moonshot obey the first."""
-
-MOST_TOKENS = 2**31 - 1
-"""What llama-server takes at the most, and more than any model has."""
-MOST_LETTERS = 64
-"""Of an effort word."""
 
 _UNLIMITED = -1
 _PART_BYTES = 4_000
@@ -40,6 +36,8 @@ def read(body: bytes) -> ChatRequest:
     stream = _boolean(fields, "stream")
     options = _table(fields, "chat_template_kwargs")
     cap_field, cap = _cap(fields)
+    said = {name: _decoded(fields, name) for name in asks.FIELDS if name in fields}
+    chosen = {name: _decoded(options, name) for name in asks.OPTIONS if name in options}
     stream_options = (_plain_table(fields, "stream_options") or {}) if stream else {}
     return ChatRequest(
         fields=fields,
@@ -50,10 +48,10 @@ def read(body: bytes) -> ChatRequest:
         continuous_usage=stream_options.get("continuous_usage_stats") is True,
         max_tokens=cap,
         max_tokens_field=cap_field,
-        effort=_effort(fields, options),
-        switched_on=_switched_on(fields, options),
-        budget=_budget(fields),
-        keeps_all=_keeps_all(fields),
+        effort=asks.effort(said, chosen),
+        switched_on=asks.switched_on(said, chosen),
+        budget=asks.budget(said),
+        keeps_all=asks.keeps_all(said),
         has_tools=bool(_decoded(fields, "tools")),
         template_options=options,
     )
@@ -259,97 +257,6 @@ def details_text(value: Json) -> str:
     entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
     texts = [entry.get("text") or entry.get("summary") for entry in entries]
     return "".join(text for text in texts if isinstance(text, str))
-
-
-def _effort(fields: Mapping[str, bytes], options: Mapping[str, bytes]) -> Ask | None:
-    """What the client says about effort. Raises InvalidRequest for a word that can be none."""
-    ask = next(_efforts_said(fields, options), None)
-    if ask is not None and len(ask.word) > MOST_LETTERS:
-        raise InvalidRequest(f"`{ask.where}` has more than {MOST_LETTERS} letters", param=ask.where)
-    return ask
-
-
-def _efforts_said(fields: Mapping[str, bytes], options: Mapping[str, bytes]) -> Iterator[Ask]:
-    """In whichever spelling it is said; template options first, as engines read them."""
-    for name in ("thinking_effort", "reasoning_effort"):
-        if word := _word(_decoded(options, name)):
-            yield Ask(word, f"chat_template_kwargs.{name}")
-    for name in ("thinking", "enable_thinking"):
-        if _decoded(options, name) is False:
-            yield Ask("none", f"chat_template_kwargs.{name}")
-    if word := _word(_decoded(fields, "reasoning_effort")):
-        yield Ask(word, "reasoning_effort")
-    for name in ("reasoning", "thinking"):
-        yield from _efforts_in(name, _decoded(fields, name))
-    for name in ("enable_thinking", "think"):
-        value = _decoded(fields, name)
-        if word := "none" if value is False else _word(value):
-            yield Ask(word, name)
-
-
-def _efforts_in(name: str, value: Json) -> Iterator[Ask]:
-    """`reasoning: {effort, enabled}` (OpenRouter, SGLang) and `thinking: {type, effort}` (Moonshot, DeepSeek, GLM)."""
-    if not isinstance(value, dict):
-        return
-    if value.get("type") == "disabled":
-        yield Ask("none", f"{name}.type")
-    for key in ("enabled", "enable"):
-        if value.get(key) is False:
-            yield Ask("none", f"{name}.{key}")
-    for key in ("effort", "reasoning_effort"):
-        if word := _word(value.get(key)):
-            yield Ask(word, f"{name}.{key}")
-
-
-def _switched_on(fields: Mapping[str, bytes], options: Mapping[str, bytes]) -> str | None:
-    """Where the client says that the model shall think."""
-    for name in ("thinking", "enable_thinking"):
-        if _decoded(options, name) is True:
-            return f"chat_template_kwargs.{name}"
-    for name in ("enable_thinking", "think"):
-        if _decoded(fields, name) is True:
-            return name
-    for name in ("reasoning", "thinking"):
-        value = _decoded(fields, name)
-        for key in ("type", "enabled", "enable") if isinstance(value, dict) else ():
-            if value.get(key) in ("enabled", True):
-                return f"{name}.{key}"
-    return None
-
-
-_BUDGET_FIELDS = (
-    "thinking_budget_tokens",
-    "reasoning_budget_tokens",
-    "thinking_token_budget",
-    "thinking_budget",
-    "reasoning.max_tokens",
-    "thinking.budget_tokens",
-)
-"""As llama-server (two), vLLM, DashScope, OpenRouter and Anthropic call it."""
-
-
-def _budget(fields: Mapping[str, bytes]) -> Budget | None:
-    """The tokens of thought that the client allows; what is no number of tokens is for the engine to refuse."""
-    for where in _BUDGET_FIELDS:
-        name, _, key = where.partition(".")
-        value = _decoded(fields, name)
-        value = value.get(key) if key and isinstance(value, dict) else value
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS:
-            return Budget(value, where)
-    return None
-
-
-def _keeps_all(fields: Mapping[str, bytes]) -> bool:
-    """`thinking.keep`, Moonshot's word for thoughts of all turns, and GLM's for the opposite of its negation."""
-    value = _decoded(fields, "thinking")
-    return isinstance(value, dict) and (value.get("keep") == "all" or value.get("clear_thinking") is False)
-
-
-def _word(value: Json) -> str | None:
-    """An effort as text; numbers are words to some engines (SGLang, DeepSeek V4.1)."""
-    if isinstance(value, bool) or value is None or value == "":
-        return None
-    return value if isinstance(value, str) else str(value) if isinstance(value, int | float) else None
 
 
 def _shown(value: Any) -> str:

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from proxy import window
+from proxy.asks import MOST_TOKENS
 from proxy.errors import InvalidRequest
 from proxy.jsons import dumps, loads
 from proxy.messages import Ask, ChatRequest, Json, Plan
-from proxy.normalise import MOST_TOKENS
 from proxy.section import Section
 
 _USUAL_EFFORTS = ("low", "medium", "high")
