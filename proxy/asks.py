@@ -60,6 +60,8 @@ def _efforts(fields: Values, options: Values) -> Iterator[Ask]:
 
 def _efforts_in(name: str, value: Json) -> Iterator[Ask]:
     """`reasoning: {effort, enabled}` (OpenRouter, SGLang) and `thinking: {type, effort}` (Moonshot, DeepSeek, GLM)."""
+    if value is False:
+        yield Ask("none", name)
     if not isinstance(value, dict):
         return
     if value.get("type") == "disabled":

@@ -12,9 +12,9 @@ Fields = dict[str, bytes]
 
 
 def merge(fields: Fields, table: str, values: Mapping[str, Json]) -> None:
-    """Set keys of a field that is an object, leaving its others as they came."""
-    raw = fields.get(table, b"null")
-    inner = {} if raw.strip() == b"null" else jsons.table(raw)
+    """Set keys of a field that is an object, leaving its others as they came; one that is none gives way."""
+    raw = fields.get(table, b"null").strip()
+    inner = jsons.table(raw) if raw.startswith(b"{") else {}
     fields[table] = splice({**inner, **{key: dumps(value) for key, value in values.items()}})
 
 
