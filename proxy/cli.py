@@ -140,6 +140,37 @@ def report(config: Path | None, ledger: str | None, since: str | None, until: st
 main.add_command(store_commands.store)
 
 
+@main.command()
+@options.config
+@click.option("--backend", metavar="URL", help="Look at this backend alone.")
+@click.option(
+    "--generate/--no-generate",
+    default=None,
+    help="Ask for short answers, also of hosted services, which cost money; or of none.  [default: where it is free]",
+)
+@click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
+def doctor(config: Path | None, backend: str | None, generate: bool | None, as_json: bool) -> None:
+    """Ask each backend what it does with thoughts, and say what helps.
+
+    Exit code 0: nothing hurts; 1: something does, or a backend is down.
+
+    \b
+    Example:
+      reasoning-proxy doctor --backend http://127.0.0.1:8080/v1
+    """
+    import asyncio
+
+    from proxy import doctor as checks
+    from proxy.config import load
+
+    overrides = {"backends": {"default": {"url": backend}}} if backend is not None else {}
+    settings = load(config, overrides=overrides, require_backends=backend is None)
+    names = ["default"] if backend is not None else None
+    found = asyncio.run(checks.run(settings, names, generate=generate, say=lambda line: click.echo(line, err=True)))
+    click.echo(checks.document(found) if as_json else checks.text(found))
+    sys.exit(1 if any(each.hurts for each in found) else 0)
+
+
 @main.group()
 def config() -> None:
     """Check or show the settings.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proxy.dialects.advice import Advice, Finding, Level
 from proxy.dialects.deepseek import DeepSeek
 from proxy.dialects.kimi import Kimi
 from proxy.dialects.llama_server import LlamaServer
@@ -31,4 +32,4 @@ DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in _ALL}
 """Engine name → dialect, in the order in which a probe asks for them. `auto` is not among them: `probes.py` finds out
 which of these a server is."""
 
-__all__ = ["DIALECTS", "About", "Dialect", "Question"]
+__all__ = ["DIALECTS", "About", "Advice", "Dialect", "Finding", "Level", "Question"]

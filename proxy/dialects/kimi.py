@@ -15,7 +15,7 @@ class Kimi(Dialect):
     off by `thinking.type`, K3 never."""
 
     name = "kimi"
-    hosts = ("moonshot", "kimi.com", "kimi.ai")
+    hosts = ("moonshot.ai", "moonshot.cn", "kimi.com", "kimi.ai")
     owners = ("moonshot",)
     is_service = True
     refuses_overflow = True

@@ -6,8 +6,40 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
+from proxy.dialects.advice import Advice
 from proxy.dialects.plain import About, Answers, Dialect, Question, Rows
 from proxy.messages import Json, count_of
+
+
+class _Advice(Advice):
+    """From b11434. `n_ctx` is what one slot has; `-c` is what all of them share."""
+
+    parser = "--reasoning-format deepseek, and no --skip-chat-parsing"
+    preserve = "--reasoning-preserve, or a chat template that writes past thoughts (--chat-template-file)"
+    effort = "a chat template that reads `thinking_effort` or `reasoning_effort` (--chat-template-file)"
+    any_name = True
+
+    def window(self, tokens: int, row: Mapping[str, Json], answers: Answers) -> str:
+        props = answers.get(_props(row))
+        slots = (count_of(props.get("total_slots")) if isinstance(props, dict) else None) or 1
+        if slots == 1:
+            return f"-c {tokens}"
+        return f"-c {tokens * slots} (its {slots} slots share it), or -c {tokens} -np 1"
+
+    def trained(self, row: Mapping[str, Json], answers: Answers) -> int | None:
+        meta = row.get("meta")
+        return count_of(meta.get("n_ctx_train")) if isinstance(meta, dict) else None
+
+    def prompt_question(self, body: Mapping[str, Json]) -> Question | None:
+        return Question("/apply-template", body)
+
+    def is_asleep(self, row: Mapping[str, Json], answers: Answers) -> bool:
+        """A server of one model, too, sleeps when it is told to (`--sleep-idle-seconds`)."""
+        props = answers.get(_props(row))
+        return isinstance(props, dict) and props.get("is_sleeping") is True
+
+    def query(self, row: Mapping[str, Json]) -> str:
+        return "autoload=false" if "status" in row else ""
 
 
 class LlamaServer(Dialect):
@@ -18,11 +50,13 @@ class LlamaServer(Dialect):
     """
 
     name = "llama-server"
+    advice = _Advice()
     servers = ("llama.cpp",)
     owners = ("llamacpp",)
     refuses_missing = False
     tells_properties = True
     takes_template_options = True
+    takes_unlimited = True
     cap_fields = ("max_completion_tokens", "max_tokens", "n_predict")
     budget_fields = ("thinking_budget_tokens", "reasoning_budget_tokens")
     reuses_connections = False
@@ -64,6 +98,10 @@ class LlamaServer(Dialect):
         if template is None:
             return options
         return {name: value for name, value in options.items() if re.search(rf"\b{re.escape(name)}\b", template)}
+
+    def thinks_always(self, options: Mapping[str, Json], template: str | None) -> bool:
+        """`reasoning_effort: "none"` comes to `enable_thinking: false`, which a template may not read."""
+        return template is not None and not self.switch({**options, "enable_thinking": False}, template)
 
 
 def _is_loaded(row: Mapping[str, Json]) -> bool:

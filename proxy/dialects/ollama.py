@@ -4,8 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from proxy.dialects.advice import Advice
 from proxy.dialects.plain import About, Answers, Dialect, Question, Rows
+from proxy.jsons import objects
 from proxy.messages import Json, count_of
+
+
+class _Advice(Advice):
+    """From 2026-08. /v1 cannot set a window, so the server's default counts."""
+
+    preserve = "a model whose template writes past thoughts (`ollama show --template MODEL`)"
+    thinks = (
+        "another tag of the model, whose template tells thoughts (`ollama show MODEL` lists `thinking`), or the GGUF "
+        'under llama-server; here, [thinking] tags = "parse"'
+    )
+    overflow = "old messages are dropped, and nobody is told"
+
+    def window(self, tokens: int, row: Mapping[str, Json], answers: Answers) -> str:
+        return f"OLLAMA_CONTEXT_LENGTH={tokens} in the server's environment"
+
+    def trained(self, row: Mapping[str, Json], answers: Answers) -> int | None:
+        name = str(row.get("id"))
+        shown = answers.get(_show(name))
+        tag = _entries(answers, "/api/tags").get(name, {})
+        return count_of(_trained(tag, shown if isinstance(shown, dict) else {}))
+
+    def is_paid(self, row: Mapping[str, Json], answers: Answers) -> bool:
+        name = str(row.get("id"))
+        return _is_cloud(name, _entries(answers, "/api/tags").get(name, {}))
 
 
 class Ollama(Dialect):
@@ -13,6 +39,7 @@ class Ollama(Dialect):
     think is an error."""
 
     name = "ollama"
+    advice = _Advice()
     owners = ("library",)
     door = ("/api/version", "version")
     refuses_missing = False
@@ -44,13 +71,17 @@ class Ollama(Dialect):
         shown = answers.get(_show(name))
         shown = shown if isinstance(shown, dict) else {}
         can = tag.get("capabilities", shown.get("capabilities"))
-        is_cloud = bool(tag.get("remote_host")) or name.endswith(("cloud",))
+        is_cloud = _is_cloud(name, tag)
         size = running.get("context_length") if running else _trained(tag, shown) if is_cloud else None
         return About(
             context_limit=count_of(size) or None,
             thinks="thinking" in can if isinstance(can, list) else None,
             loaded=is_cloud or running is not None,
         )
+
+
+def _is_cloud(name: str, tag: Mapping[str, Json]) -> bool:
+    return bool(tag.get("remote_host")) or name.endswith("cloud")
 
 
 def _show(name: str) -> str:
@@ -60,8 +91,7 @@ def _show(name: str) -> str:
 def _entries(answers: Answers, path: str) -> dict[str, Mapping[str, Json]]:
     """The models of a native list, by name."""
     body = answers.get(path)
-    entries = body.get("models") if isinstance(body, dict) else None
-    found = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    found = objects(body.get("models")) if isinstance(body, dict) else []
     return {name: entry for entry in found for name in (entry.get("name"), entry.get("model")) if isinstance(name, str)}
 
 

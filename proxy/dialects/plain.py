@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from proxy.dialects import reading, roles
+from proxy.dialects.advice import Advice
 from proxy.dialects.fields import Fields, forget, merge, put_in_place
 from proxy.jsons import dumps, splice
 from proxy.messages import REASONING_FIELDS, Ask, Event, Facts, Json, Message, Plan, count_of
@@ -86,6 +87,8 @@ class Dialect:
     """Further thought fields that the engine reads, and that go back word for word."""
     cap_fields: ClassVar[tuple[str, ...]] = ("max_completion_tokens", "max_tokens")
     """Names of the output cap that the engine obeys; the first is used where the client's own is not among them."""
+    takes_unlimited: ClassVar[bool] = False
+    """It knows a cap of -1; others refuse it."""
     effort_places: ClassVar[frozenset[str] | None] = None
     """Where the engine understands an effort word, beside template options; None: nobody knows, so all is left."""
     off_places: ClassVar[frozenset[str] | None] = None
@@ -105,6 +108,7 @@ class Dialect:
     """An effort is an error for a model that does not think, so the server must have said that it does."""
     reuses_connections: ClassVar[bool] = True
     """A connection can serve a further request after it served one."""
+    advice: ClassVar[Advice] = Advice()
 
     def questions(self, rows: Rows, answers: Answers) -> list[Question]:
         """What a probe asks beside `/v1/models`; asked again with the answers, until nothing new comes."""
@@ -134,6 +138,10 @@ class Dialect:
         """Those of a family's template options, for thinking on or off, that work here."""
         return options if self.takes_template_options else {}
 
+    def thinks_always(self, options: Mapping[str, Json], template: str | None) -> bool:
+        """Whether nothing in this template switches thinking off; `options` are the family's for it."""
+        return False
+
     def encode(self, plan: Plan) -> bytes:
         """The request body for this engine."""
         fields = dict(plan.request.fields)
@@ -149,6 +157,8 @@ class Dialect:
                 fields[changed] = value
         self._write_cap(fields, plan)
         self._write_effort(fields, plan)
+        if plan.request.keeps_all and plan.facts.keep_all:
+            self._set_options(fields, plan, plan.facts.keep_all)
         if plan.thinking_budget is not None and self.budget_fields:
             fields[self.budget_fields[0]] = dumps(plan.thinking_budget)
         if plan.request.stream and not plan.request.include_usage:
@@ -179,9 +189,11 @@ class Dialect:
 
     def _write_cap(self, fields: Fields, plan: Plan) -> None:
         """One cap under one name: never two values."""
-        if plan.max_tokens is None:
-            return
         came = plan.request.max_tokens_field
+        if plan.max_tokens is None:
+            if not self.takes_unlimited:
+                fields.pop(came or "", None)
+            return
         name = came if came in self.cap_fields else self.cap_fields[0]
         if came != name or plan.max_tokens != plan.request.max_tokens:
             put_in_place(fields, came or name, name, dumps(plan.max_tokens))
@@ -260,6 +272,7 @@ class OpenAI(Dialect):
 
     name = "openai"
     owners = ("openai", "system")
+    takes_unlimited = True  # or not: nobody knows
     learns_field = True
     takes_developer = True
 

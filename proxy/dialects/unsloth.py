@@ -5,9 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from proxy.dialects.advice import Advice, Finding
 from proxy.dialects.fields import Fields
 from proxy.dialects.plain import About, Answers, Dialect
-from proxy.messages import Json, Plan
+from proxy.families import Family
+from proxy.messages import Json, Plan, count_of
+
+
+class _Advice(Advice):
+    """From 2026.10: of llama-server's template options it hands on three."""
+
+    effort = "serve the model with llama-server itself, which takes every template option"
+    preserve = "serve the model with llama-server itself, with --reasoning-preserve"
+    any_name = True
+
+    def window(self, tokens: int, row: Mapping[str, Json], answers: Answers) -> str:
+        return f"a context length of {tokens} where the model is loaded in Unsloth Studio"
+
+    def trained(self, row: Mapping[str, Json], answers: Answers) -> int | None:
+        return count_of(row.get("native_context_length"))
+
+    def remarks(self, family: Family, row: Mapping[str, Json], answers: Answers) -> list[Finding]:
+        if family.effort_option in ("", "reasoning_effort"):
+            return []
+        text = f"{family.name} reads its effort as {family.effort_option}, which Unsloth does not hand on: no effect"
+        return [Finding("hurts", "effort", text, self.effort)]
 
 
 class Unsloth(Dialect):
@@ -15,9 +37,11 @@ class Unsloth(Dialect):
     effort has no effect there. Its list has models that are not loaded."""
 
     name = "unsloth"
+    advice = _Advice()
     servers = ("unsloth-studio",)
     owners = ("unsloth-studio",)
     refuses_missing = False
+    takes_unlimited = True
     tells_properties = True
     effort_places = frozenset({"reasoning_effort", "chat_template_kwargs.reasoning_effort"})
     off_places = frozenset(

@@ -4,17 +4,54 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import ClassVar
 
+from proxy.dialects.advice import Advice
 from proxy.dialects.plain import Answers, Dialect, Question, Rows
+from proxy.messages import Json
 
 _ONLY_REASONING = ((0, 16), (0, 22))
 """From the first of these versions on and before the second, past thoughts are read as `reasoning` alone."""
+
+
+class _Advice(Advice):
+    """Names of parsers from `vllm/reasoning/__init__.py` of 0.32.0."""
+
+    parser = "--reasoning-parser {name}"
+    parser_list = "`vllm serve --help=reasoning-parser` lists the names"
+    parsers: ClassVar[Mapping[str, str]] = {
+        "kimi-k3": "kimi_k3",
+        "kimi-k3.1-pro": "kimi_k3",
+        "kimi-k2": "kimi_k2",
+        "deepseek-v4": "deepseek_v4",
+        "deepseek-v3.2": "deepseek_v3",
+        "deepseek-r1": "deepseek_r1",
+        "qwen3": "qwen3",
+        "qwen3.5": "qwen3",
+        "qwen3.8": "qwen3",
+        "glm": "glm45",
+        "glm-5.3": "glm47",
+        "gpt-oss": "openai_gptoss",
+        "minimax-m2": "minimax_m2",
+        "minimax-m3": "minimax_m3",
+        "mistral": "mistral",
+        "hunyuan": "hy_v3",
+    }
+    preserve = "a chat template that writes past thoughts (--chat-template)"
+    cached = "--enable-prompt-tokens-details"
+    effort = "a chat template that reads `reasoning_effort` (--chat-template)"
+    longer: ClassVar[Mapping[str, Json]] = {"min_tokens": 16}
+    shows_prompt = ("return_prompt_text", "prompt_text")
+
+    def window(self, tokens: int, row: Mapping[str, Json], answers: Answers) -> str:
+        return f"--max-model-len {tokens}"
 
 
 class VLLM(Dialect):
     """A cap above the window is refused; so is a thinking budget where no reasoning parser is configured."""
 
     name = "vllm"
+    advice = _Advice()
     owners = ("vllm",)
     door = ("/version", "version")
     refuses_missing = False
