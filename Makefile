@@ -5,10 +5,10 @@ READY := $(VENV)/.ready
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-vllm fuzz lint bench clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv with everything for running and testing
 
@@ -17,6 +17,13 @@ demo: $(READY) ## a real small model behind the proxy, start to end
 
 test: $(READY) ## run the tests
 	$(VENV)/bin/python -m pytest
+
+test-vllm: $(READY) ## run those that need a vLLM server, URL=http://127.0.0.1:8000/v1
+	@test -n "$(URL)" || { echo "which server? Try: make test-vllm URL=http://127.0.0.1:8000/v1" >&2; exit 1; }
+	VLLM_URL="$(URL)" $(VENV)/bin/python -m pytest tests/test_vllm.py
+
+fuzz: $(READY) ## hostile bytes against what reads answers, SECONDS=60
+	$(VENV)/bin/python tests/fuzz.py --seconds $(or $(SECONDS),60)
 
 lint: $(READY) ## style, types, import layers, dependencies
 	scripts/lint
