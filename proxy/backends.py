@@ -157,7 +157,9 @@ class Backend:
             switch_on=dialect.switch(family.on, told.template),
             switch_off=dialect.switch(family.off, told.template),
             keep_all=dialect.switch(family.keep, told.template),
-            thinks_always=family.always == "everywhere" or (family.always == "service" and dialect.is_service),
+            thinks_always=family.always == "everywhere"
+            or (family.always == "service" and dialect.is_service)
+            or dialect.thinks_always(family.off, told.template),
             effort_refused=dialect.refuses_effort and told.thinks is not True,
             budget_fields=dialect.budget_fields if writes or not dialect.budget_needs_parser else (),
             reasoning_field=writes if writes and dialect.learns_field else dialect.field_for(self.version),

@@ -51,6 +51,11 @@ def splice(fields: Mapping[str, bytes]) -> bytes:
     return b"".join(parts)
 
 
+def objects(value: Any) -> list[dict[str, Any]]:
+    """The objects in a decoded list; none of what is no list."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
 def has_escaped_surrogates(data: bytes) -> bool:
     """Whether an escape of a surrogate stands somewhere, paired or not."""
     return b"\\ud" in data or b"\\uD" in data

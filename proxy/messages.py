@@ -139,12 +139,13 @@ class History:
 class Facts:
     """What is known about where a request goes, before anything is decided.
 
-    `context_limit` is in tokens, None where unknown. `effort_option` is the template option that carries the effort on
-    this engine, empty where the effort has a field of its own; `switch_on` and `switch_off` are those that make the
-    model think or not, `keep_all` those that keep all past thoughts in the prompt, each empty where there are none. `thinks_always`: nothing switches it off here; `effort_refused`: an
-    effort is an error, as far as is known. `conversation_effort` is `Turn.effort` of the latest known turn of the same
-    conversation. `bytes_per_token` is that of prompts, learned or assumed on the safe side. `reasoning_field` is the
-    name under which past thoughts are read, empty for the engine's usual one. `is_service`: the family's own service.
+    `context_limit` is in tokens, None where unknown. `effort_option` is the template option that carries the effort
+    on this engine, empty where the effort has a field of its own; `switch_on` and `switch_off` are those that make
+    the model think or not, `keep_all` those that keep all past thoughts in the prompt, each empty where there are
+    none. `thinks_always`: nothing switches it off here; `effort_refused`: an effort is an error, as far as is
+    known. `conversation_effort` is `Turn.effort` of the latest known turn of the same conversation.
+    `bytes_per_token` is that of prompts, learned or assumed on the safe side. `reasoning_field` is the name under
+    which past thoughts are read, empty for the engine's usual one. `is_service`: the family's own service.
     """
 
     backend: str

@@ -17,8 +17,8 @@ from proxy.errors import InvalidRequest
 from proxy.jsons import has_escaped_surrogates, healed, table
 from proxy.messages import REASONING_FIELDS, ChatRequest, Json, Message, ToolCall
 
-CAP_FIELDS = ("max_completion_tokens", "max_tokens", "n_predict")
-"""Names of the output cap; where several are sent, llama-server, vLLM and Moonshot obey the first."""
+CAP_FIELDS = ("n_predict", "max_completion_tokens", "max_tokens")
+"""Names of the output cap; where several are sent, llama-server, vLLM and Moonshot obey the first that they know."""
 
 _UNLIMITED = -1
 _PART_BYTES = 4_000

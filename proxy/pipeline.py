@@ -239,8 +239,10 @@ class Pipeline:
         refused = answer.status >= 400
         kept = ("content-type", "cache-control") if refused else ("content-type", "cache-control", "content-encoding")
         told += [(name, answer.headers[name]) for name in kept if name in answer.headers]
-        body = await refusals.refused_raw(answer, record) if refused else relay.Raw(answer, record)
-        return Reply(answer.status, told, body)
+        if not refused:
+            return Reply(answer.status, told, relay.Raw(answer, record))
+        advice, error = await refusals.refused_raw(answer, record)
+        return Reply(answer.status, told + advice, error)
 
     async def _backend_for(self, body: bytes, record: Record) -> Backend:
         """By the `model` of a JSON body, else the first backend."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from proxy.dialects import DIALECTS, About, Dialect
+from proxy.families import ORDER
 from proxy.messages import Json
 
 Ask = Callable[[str, Mapping[str, Json] | None], Awaitable[tuple[dict[str, str], Json] | None]]
@@ -22,7 +23,7 @@ _MOST_QUESTIONS = 64
 class Found:
     """What a probe found. `models` are the rows of `/v1/models`, `about` what is known of each, by name.
 
-    `answers` are those of the engine's own paths.
+    `answers` are those of the engine's own paths. `guessed`: nothing told the engine, so it is any other.
     """
 
     engine: str
@@ -30,6 +31,7 @@ class Found:
     models: tuple[dict[str, Any], ...] = ()
     about: Mapping[str, About] = field(default_factory=dict)
     answers: Mapping[str, Json] = field(default_factory=dict)
+    guessed: bool = False
 
     def of(self, model: str) -> About:
         """What is known of a model; a server of one model answers to any name."""
@@ -38,7 +40,12 @@ class Found:
         return self.about.get(model, About())
 
     def over(self, earlier: Found | None) -> Found:
-        """What is known now: of the same engine, what this look did not bring stays as it was."""
+        """What is known now: of the same engine, what this look did not bring stays as it was.
+
+        The same models behind a door that was silent for once are the same engine.
+        """
+        if earlier is not None and self.guessed and self.about.keys() == earlier.about.keys():
+            return earlier
         if earlier is None or earlier.engine != self.engine:
             return self
         about = self.about if self.models else earlier.about
@@ -53,23 +60,40 @@ class Found:
 
 async def look(ask: Ask, url: str, engine: str) -> Found | None:
     """Probe the backend at `url` (with its `/v1`). A configured `engine` is believed. None: nothing was learned."""
+    ask = _once(ask)
     answer = await ask(f"{url}/models", None)
     headers, body = answer or ({}, None)
     rows = body.get("data") if isinstance(body, dict) else None
     models = tuple(row for row in rows or () if isinstance(row, dict) and isinstance(row.get("id"), str))
+    known: str | None = engine
     if engine == "auto":
-        known = hosted(url) or _by_answer(headers, models) or await _by_door(ask, origin(url))
-        if known is None and answer is None:
-            return None
-        engine = known or "openai"
-    dialect = DIALECTS[engine]
-    if answer is None and engine == "openai":
+        known = hosted(url) or await _told(ask, origin(url), headers, models)
+    if answer is None and known in (None, "openai"):
         return None
+    dialect = DIALECTS[known or "openai"]
     answers = await _asked(ask, origin(url), dialect, models)
     if answer is None and not answers and hosted(url) is None:
         return None
-    about = {row["id"]: dialect.about(row, answers) for row in models}
-    return Found(engine, dialect.version(headers, answers), models, about, answers)
+    about = {row["id"]: _rising(dialect.about(row, answers)) for row in models}
+    return Found(dialect.name, dialect.version(headers, answers), models, about, answers, guessed=known is None)
+
+
+def _once(ask: Ask) -> Ask:
+    """The same questions, each asked once."""
+    known: dict[tuple[str, str], tuple[dict[str, str], Json] | None] = {}
+
+    async def asked(url: str, body: Mapping[str, Json] | None) -> tuple[dict[str, str], Json] | None:
+        key = (url, repr(body))
+        if key not in known:
+            known[key] = await ask(url, body)
+        return known[key]
+
+    return asked
+
+
+def _rising(about: About) -> About:
+    """The efforts from the lowest on, in whichever order the server lists them."""
+    return replace(about, efforts=tuple(sorted(about.efforts, key=(*ORDER, *about.efforts).index)))
 
 
 async def _asked(ask: Ask, base: str, dialect: Dialect, models: tuple[dict[str, Any], ...]) -> dict[str, Json]:
@@ -87,8 +111,10 @@ async def _asked(ask: Ask, base: str, dialect: Dialect, models: tuple[dict[str, 
 
 def hosted(url: str) -> str | None:
     """The engine of a known service, by its host name."""
-    host = urlsplit(url).hostname or ""
-    return next((dialect.name for dialect in DIALECTS.values() if any(name in host for name in dialect.hosts)), None)
+    host = f".{urlsplit(url).hostname or ''}"
+    return next(
+        (each.name for each in DIALECTS.values() if any(host.endswith(f".{name}") for name in each.hosts)), None
+    )
 
 
 def origin(url: str) -> str:
@@ -96,19 +122,25 @@ def origin(url: str) -> str:
     return url.removesuffix("/v1")
 
 
-def _by_answer(headers: dict[str, str], models: tuple[dict[str, Any], ...]) -> str | None:
-    """By what a server says of itself: SGLang and llama-server answer to other engines' paths too."""
-    server, owners = headers.get("server", ""), [row.get("owned_by") for row in models]
-    by_header = (dialect.name for dialect in DIALECTS.values() if server in dialect.servers)
-    by_owner = (dialect.name for dialect in DIALECTS.values() if any(owner in dialect.owners for owner in owners))
-    return next(by_header, None) or next(by_owner, None)
+async def _told(ask: Ask, base: str, headers: dict[str, str], models: tuple[dict[str, Any], ...]) -> str | None:
+    """The engine by what the server says of itself, else by a path that one engine alone has.
+
+    SGLang and llama-server answer to other engines' paths too, and Ollama's models are owned by whoever made them: an
+    owner counts where its engine's own door, if it has one, does not say otherwise.
+    """
+    server, owners = headers.get("server", ""), {str(row.get("owned_by")) for row in models}
+    by_header = next((each for each in DIALECTS.values() if server in each.servers), None)
+    by_owner = next((each for each in DIALECTS.values() if not owners.isdisjoint(each.owners)), None)
+    found = by_header or by_owner
+    if found is None or (found is by_owner and found.door and not await _opens(ask, base, found)):
+        for each in DIALECTS.values():
+            if each.door and each is not found and await _opens(ask, base, each):
+                return each.name
+    return found.name if found else None
 
 
-async def _by_door(ask: Ask, base: str) -> str | None:
-    for dialect in DIALECTS.values():
-        if dialect.door is not None:
-            path, name = dialect.door
-            answer = await ask(base + path, None)
-            if answer is not None and isinstance(answer[1], dict) and name in answer[1]:
-                return dialect.name
-    return None
+async def _opens(ask: Ask, base: str, dialect: Dialect) -> bool:
+    """Whether the path that tells an engine is there."""
+    path, name = dialect.door or ("", "")
+    answer = await ask(base + path, None)
+    return answer is not None and isinstance(answer[1], dict) and name in answer[1]

@@ -76,12 +76,13 @@ def _advice(answer: Answer, body: bytes) -> list[tuple[str, str]]:
     return []
 
 
-async def refused_raw(answer: Answer, record: Record) -> bytes:
-    """The decoded body of an error that passes through. Only keys are taken out of it."""
+async def refused_raw(answer: Answer, record: Record) -> tuple[list[tuple[str, str]], bytes]:
+    """The decoded body of an error that passes through, without keys, and the advice on sending again."""
     body = await answer.read()
     record.entry.error = record.safe(error_fields(body, answer.status)[0])
     record.finish("upstream_error")
-    return record.safe(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    told = record.safe(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    return _advice(answer, body), told
 
 
 def error_fields(body: bytes, status: int) -> tuple[str, str | None, object, object]:

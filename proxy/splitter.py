@@ -115,13 +115,12 @@ class Splitter:
 
     def _within(self, text: str, at: int, last: bool, closers: Sequence[_Closer], thoughts: list[str]) -> int | None:
         """Inside a thought: its text goes to `thoughts`; where to go on behind it, None to wait for more."""
-        # The closer that is complete first counts, so that no cut can make another one count.
-        found = [
-            (start + len(each.mark), -len(each.mark), each)
-            for each in closers
-            if (start := text.find(each.mark, at)) >= 0
-        ]
-        end, size, closer = min(found, default=(0, 0, None))
+        # The closer that is complete first counts, so that no cut can make another one count; none is sought beyond it.
+        closer, end, size = None, len(text), 1
+        for each in closers:
+            start = text.find(each.mark, at, end)
+            if start >= 0 and (start + len(each.mark), -len(each.mark)) < (end, size):
+                closer, end, size = each, start + len(each.mark), -len(each.mark)
         stop = end + size if closer else len(text) if last else _undecided(text, at, [each.mark for each in closers])
         blank = self._fresh and visible(text, at) >= stop
         if closer:
@@ -161,8 +160,7 @@ class Trailing:
     """
 
     def __init__(self, markers: Sequence[str]) -> None:
-        self._markers = markers
-        self._longest = max(map(len, markers))
+        self._markers = sorted(markers, key=len, reverse=True)
         self._start = re.compile(f"[{re.escape(''.join({marker[0] for marker in markers}))}]")
         self._read: list[str] = []  # markers and the blanks behind them
         self._begun = ""  # what may become the next marker
@@ -174,13 +172,13 @@ class Trailing:
         left: list[str] = []
         text, at, self._begun = self._begun + text, 0, ""
         while at < len(text):
-            head = text[at : at + self._longest]
+            head = text[at : at + len(self._markers[0])]
+            if any(marker != head and marker.startswith(head) for marker in self._markers):
+                self._begun = head
+                break
             if marker := next((marker for marker in self._markers if head.startswith(marker)), ""):
                 self._read.append(marker)
                 at += len(marker)
-            elif len(head) < self._longest and any(marker.startswith(head) for marker in self._markers):
-                self._begun = head
-                break
             elif self._read and head[0].isspace():
                 self._read.append(head[0])
                 at += 1
@@ -192,7 +190,7 @@ class Trailing:
         return "".join(left)
 
     def end(self) -> str:
-        """What was held back and is no marker: the text is over."""
+        """What was held back and is no marker: the text is over. One that was cut behind whole ones is one."""
         begun, read = self._begun, self._read
         self._begun, self._read = "", []
-        return "" if read else begun
+        return "" if read or begun in self._markers else begun

@@ -12,6 +12,8 @@ from proxy.messages import Plan
 _STEPS = 4
 """Thoughts are left out in quarters of the window: one by one, the prompt's beginning would change with each turn."""
 _LEAST_ROOM = 1024
+_TEMPLATE, _TEMPLATE_PER_MESSAGE = 32, 8
+"""Tokens that the chat template adds of its own."""
 _MOST_BYTES_PER_TOKEN = 6
 """No text in use is denser: a prompt that is too long even so is too long."""
 
@@ -28,7 +30,8 @@ def room(plan: Plan) -> int | None:
     limit = plan.facts.context_limit
     if limit is None:
         return None
-    return limit - tokens.estimate(size(plan), bytes_per_token=plan.facts.bytes_per_token)
+    template = _TEMPLATE + _TEMPLATE_PER_MESSAGE * len(plan.request.messages)
+    return limit - template - tokens.estimate(size(plan), bytes_per_token=plan.facts.bytes_per_token)
 
 
 def left_out(plan: Plan, current: int, answer: int) -> list[int]:

@@ -81,7 +81,8 @@ NATIVE = {
 
 def said(way: str, word: str) -> dict[str, Any]:
     """The request fields that say the word in that way."""
-    return json.loads(json.dumps(WAYS[way]).replace("WORD", word))
+    fields: dict[str, Any] = json.loads(json.dumps(WAYS[way]).replace("WORD", word))
+    return fields
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -201,7 +202,12 @@ def test_llama_server_is_told_what_its_template_reads():
     }
     later = About(template="{{ reasoning_effort }}")
     assert sent("llama-server", "kimi-k3", about=later, reasoning_effort="max") == {"reasoning_effort": "max"}
-    assert sent("llama-server", "kimi-k3", about=later, thinking={"type": "disabled"}) == {"reasoning_effort": "none"}
+    off = {"thinking": {"type": "disabled"}}
+    assert sent("llama-server", "kimi-k3", about=About(template="{{ enable_thinking }}"), **off) == {
+        "reasoning_effort": "none"
+    }
+    plan = planned("llama-server", "kimi-k3", about=later, max_tokens=16, **off)
+    assert (plan.effort, plan.max_tokens) == ("low", 5000)  # nothing in it switches thinking off
 
 
 @pytest.mark.parametrize(
@@ -222,6 +228,17 @@ def test_a_budget_of_thought_is_spoken_in_the_engines_name(own):
     assert [body[name] for name in names] == [9]
     assert "thinking_effort" not in json.dumps(body)
     assert sent("openrouter", "kimi-k3", {"default_effort": "low"}, **own) == own
+
+
+def test_no_limit_is_said_only_where_that_is_understood():
+    """vLLM refuses a cap of -1, which llama-server takes."""
+    assert sent("llama-server", "plain", max_tokens=-1) == {"max_tokens": -1}
+    assert sent("vllm", "plain", max_tokens=-1) == {}
+
+
+def test_llama_servers_own_name_wins():
+    """It obeys `n_predict` before the others (b11549)."""
+    assert sent("llama-server", "plain", max_tokens=5, n_predict=7) == {"n_predict": 7}
 
 
 @pytest.mark.parametrize(

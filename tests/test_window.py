@@ -20,9 +20,9 @@ def plan(*contents, limit: int | None = 1000, density: float = 3.0, **changes) -
 
 
 def test_room_is_what_the_prompt_leaves():
-    """Messages, tools and restored thoughts count; without a known window there is no figure."""
-    assert window.room(plan("x" * 300)) == pytest.approx(1000 - 110, abs=5)
-    assert window.room(plan("x" * 300, restored={1: 600})) == pytest.approx(1000 - 310, abs=5)
+    """Messages, tools, restored thoughts and the template's own tokens count; without a known window there is none."""
+    assert window.room(plan("x" * 300)) == pytest.approx(1000 - 110 - 40, abs=5)
+    assert window.room(plan("x" * 300, restored={1: 600})) == pytest.approx(1000 - 310 - 40, abs=5)
     assert window.room(plan("x" * 300, limit=None)) is None
 
 
