@@ -24,11 +24,12 @@ import uvloop
 from proxy import history, keys, normalise, policy
 from proxy.dialects import DIALECTS
 from proxy.families import load
-from proxy.messages import Facts, Found, Plan, Turn
+from proxy.messages import Facts, Plan
 from proxy.recall import Recalled, Recaller
 from proxy.remember import Answer, Rememberer
 from proxy.store import sqlite
 from proxy.store.turns import Turns
+from proxy.turns import Found, Turn
 
 WORDS = Path(__file__).with_name("words.txt")
 SCOPE = keys.scope(b"salt", "key", None, "kimi-k3")

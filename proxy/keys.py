@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxy.messages import MARK_BYTES, Json, Message, ToolCall, Turn
+from proxy.messages import Json, Message, ToolCall
+from proxy.turns import MARK_BYTES, Turn
 
 LONG_TEXT = 200
 """Characters from which on a text without calls is found by itself, and a message with the two before it: shorter ones

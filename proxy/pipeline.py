@@ -17,11 +17,12 @@ from proxy import config, families, headers, history, keys, normalise, policy, r
 from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
 from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping, UpstreamError, UpstreamTimeout
-from proxy.messages import Call, Found, Plan, Reply
+from proxy.messages import Call, Plan, Reply
 from proxy.places import hide_password, sqlite_path
 from proxy.recall import Recalled, Recaller
 from proxy.record import Record
 from proxy.store import Store, open_store
+from proxy.turns import Found
 from proxy.wire import Answer
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from proxy.jsons import dumps, loads
 from proxy.keys import BETWEEN, Chain, plain_id
-from proxy.messages import MARK_BYTES, Found, Message, Turn
+from proxy.messages import Message
 from proxy.thinking import same_thought
+from proxy.turns import MARK_BYTES, Found, Turn
 
 
 class Recalled(NamedTuple):

@@ -10,9 +10,10 @@ import msgspec
 
 from proxy.jsons import dumps
 from proxy.keys import BETWEEN, Chain
-from proxy.messages import MOST_MARKS, Message, ToolCall, Turn
+from proxy.messages import Message, ToolCall
 from proxy.recall import Recalled, thought_of
 from proxy.thinking import TAGS, lifted
+from proxy.turns import MOST_MARKS, Turn
 
 _OPENERS = tuple(opener for opener, _ in TAGS)
 

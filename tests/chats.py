@@ -9,9 +9,10 @@ from proxy import history, keys, normalise
 from proxy.families import load
 from proxy.history import Restoring
 from proxy.keys import Chain
-from proxy.messages import ChatRequest, Facts, Found, Plan, ToolCall, Turn
+from proxy.messages import ChatRequest, Facts, Plan, ToolCall
 from proxy.recall import Recaller
 from proxy.remember import Answer, Rememberer
+from proxy.turns import Found, Turn
 
 FAMILIES = load()
 SCOPE = keys.scope(b"salt", "key", None, "kimi-k3")

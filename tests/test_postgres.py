@@ -27,7 +27,7 @@ from running import serving, settings
 
 from proxy import cli, config
 from proxy.errors import ConfigError, NotFound
-from proxy.messages import Entry, Turn
+from proxy.messages import Entry
 from proxy.places import hide_in_bad_url, hide_password, is_postgres, sqlite_path
 from proxy.report import Report
 from proxy.store import open_store, open_upkeep, postgres
@@ -36,6 +36,7 @@ from proxy.store.limits import NO_LIMITS, Limits
 from proxy.store.postgres import PostgresStore
 from proxy.store.postgres_schema import MIGRATIONS
 from proxy.testing import FakeBackend, answer
+from proxy.turns import Turn
 
 MARKER = "Zu merkender Satz 5"
 """Too short to be compressed."""

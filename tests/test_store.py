@@ -22,13 +22,14 @@ from typing import Any, get_type_hints
 import pytest
 
 from proxy.errors import ConfigError
-from proxy.messages import Entry, Found, Turn
+from proxy.messages import Entry
 from proxy.places import sqlite_path
 from proxy.store import Store, open_store, open_upkeep
 from proxy.store.found import Uses
 from proxy.store.schema import MIGRATIONS
 from proxy.store.sqlite import SqliteStore
 from proxy.store.writer import Writer
+from proxy.turns import Found, Turn
 
 CHILD = """
 import sys, time

@@ -17,9 +17,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from proxy import cli
-from proxy.messages import Entry, Turn
+from proxy.messages import Entry
 from proxy.store import Store, open_store
 from proxy.store.schema import MIGRATIONS
+from proxy.turns import Turn
 
 MARKER = "Zu merkender Satz 5"
 """Too short to be compressed."""

@@ -16,12 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.messages import MOST_TURNS, Entry, Found, Turn
+from proxy.messages import Entry
 from proxy.store import Store, open_upkeep
 from proxy.store.limits import DAY, NO_LIMITS, Limits
 from proxy.store.postgres import PostgresStore
 from proxy.store.sqlite import SqliteStore
 from proxy.store.texts import pack
+from proxy.turns import MOST_TURNS, Found, Turn
 
 START = 1_800_000_000.0
 

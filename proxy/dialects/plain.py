@@ -271,7 +271,6 @@ class OpenAI(Dialect):
     """Any other OpenAI-compatible server, and OpenAI's own. What it understands is what its users send."""
 
     name = "openai"
-    owners = ("openai", "system")
     takes_unlimited = True  # or not: nobody knows
     learns_field = True
     takes_developer = True

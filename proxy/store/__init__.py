@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from proxy.errors import ConfigError, NotFound
-from proxy.messages import Entry, Found, Turn
+from proxy.messages import Entry
 from proxy.places import is_postgres, sqlite_path
 from proxy.store.limits import Limits
 from proxy.store.lines import Lines
 from proxy.store.sqlite import SqliteStore
 from proxy.store.sqlite_upkeep import SqliteUpkeep
 from proxy.store.upkeep import Upkeep
+from proxy.turns import Found, Turn
 
 __all__ = ["Store", "Upkeep", "open_store", "open_upkeep"]
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from proxy.messages import Entry, Turn
+from proxy.messages import Entry
 from proxy.store.found import Stored, Uses
 from proxy.store.limits import Limiter, Limits
 from proxy.store.turn_rows import PackedTurn
 from proxy.store.turns import MOST_VALUES, Turns
+from proxy.turns import Turn
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from proxy.messages import MOST_TURNS, Found, Turn
+from proxy.turns import MOST_TURNS, Found, Turn
 
 
 @dataclass(slots=True)

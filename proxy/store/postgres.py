@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
-from proxy.messages import Entry, Found, Turn
+from proxy.messages import Entry
 from proxy.store.connections import Marked, Readers, begin, looking_up, pipelined, storable
 from proxy.store.disk import Disk
 from proxy.store.driver import errors, psycopg
@@ -29,6 +29,7 @@ from proxy.store.postgres_schema import Connection, connect, migrate, reason_of,
 from proxy.store.queued import QueuedStore
 from proxy.store.rows import INSERT, NAMES, from_sql, to_sql
 from proxy.store.turns import Turns
+from proxy.turns import Found, Turn
 
 PART = 50
 """Turns that are written in one transaction."""

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
-from proxy.messages import Entry, Found, Turn
+from proxy.messages import Entry
 from proxy.store.disk import Disk
 from proxy.store.found import merge
 from proxy.store.lines import Lines
 from proxy.store.writer import Complete, Writer
+from proxy.turns import Found, Turn
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from proxy.messages import Turn
 from proxy.store.found import Stored
 from proxy.store.texts import NONE, Packed, pack, unpack
+from proxy.turns import Turn
 
 _KEPT = (
     *("id", "key", "thought", "calls", "details", "nth", "used"),

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from proxy.messages import MOST_TURNS, Turn
 from proxy.store import turn_rows
 from proxy.store.found import Stored, Uses
 from proxy.store.texts import ROW_BYTES, Connection, hold, release
+from proxy.turns import MOST_TURNS, Turn
 
 FRESH_SECONDS = 3600
 """A use is written down when the last one is longer ago."""

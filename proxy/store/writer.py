@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
-from proxy.messages import Entry, Turn
+from proxy.messages import Entry
 from proxy.store.found import Held, Uses, Waiting
 from proxy.store.lines import Lines
+from proxy.turns import Turn
 
 LIMIT = 64_000_000
 WEIGHT = 1_000

@@ -15,8 +15,9 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
+from proxy.messages import Json
 from proxy.testing.engines import STYLES
-from proxy.testing.replies import SSE, Content, Reply, document, echo, error
+from proxy.testing.replies import SSE, Content, Reply, document, echo
 from proxy.testing.request import Request
 from proxy.testing.styles import Style
 
@@ -57,7 +58,7 @@ class FakeBackend:
         self.port = port
         self.requests: list[Request] = []
         self.others: list[Request] = []
-        doors = {path: document(answer) for path, answer in self.style.doors(model, context).items()}
+        doors = {path: _door(answer) for path, answer in self.style.doors(model, context).items()}
         self.paths: dict[str, Reply | Rules] = {**doors, **(paths or {})}
         self._arrivals: asyncio.Queue[Request] = asyncio.Queue()
         self._connections: set[asyncio.Task[None]] = set()
@@ -119,7 +120,7 @@ class FakeBackend:
             self._arrivals.put_nowait(request)
             return self.rules(request)
         self.others.append(request)
-        found = self.paths.get(request.path) or error(404, "File Not Found")
+        found = self.paths.get(request.path) or _door(self.style.unknown)
         return found if isinstance(found, Reply) else found(request)
 
     def _next(self, request: Request) -> Reply:
@@ -271,6 +272,8 @@ class Answer:
             headers["content-encoding"] = "gzip"
         if content.whole:
             headers["content-length"] = str(sum(len(step) for step in content.steps if isinstance(step, bytes)))
+        if self.reply.status >= 400:
+            headers |= style.error_headers(self.reply.status)
         headers |= self.headers
         self.chunked = "content-length" not in headers
         if self.chunked:
@@ -279,6 +282,10 @@ class Answer:
         reason = HTTPStatus(status).phrase if status in set(HTTPStatus) else "Status"
         lines = [f"HTTP/1.1 {status} {reason}", *(f"{name}: {value}" for name, value in headers.items())]
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def _door(answer: Json) -> Reply | Rules:
+    return (lambda request: document(*answer(request))) if callable(answer) else document(answer)
 
 
 def _chunk(data: bytes) -> bytes:

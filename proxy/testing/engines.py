@@ -1,31 +1,21 @@
-"""The manners of the engines, by the names that the configuration uses.
+"""The manners of the engines, by the names that the configuration uses; `llama-router` is llama-server as a router.
 
-Seen on the wire of llama.cpp b11434 and vLLM 0.32.0, or read in the sources of vLLM, SGLang 0.5.23, Ollama 0.33 and
-Moonshot's official clients (October 2026).
+Seen on the wire of llama.cpp b11434 and vLLM 0.32.0, or read in the sources of vLLM, SGLang 0.5.23 and TokenSpeed's
+gateway SMG (October 2026). Programs for the desktop and hosted services have modules of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import ClassVar
+from urllib.parse import parse_qs
 
 from proxy.messages import Json
+from proxy.testing.desktops import LMStudio, Ollama, Unsloth
 from proxy.testing.request import Fields, Request
+from proxy.testing.services import DeepSeek, Kimi, OpenAI, OpenRouter
 from proxy.testing.styles import Said, Style, error_type
-
-
-class OpenAI(Style):
-    """OpenAI's own servers: `usage: null` on every chunk of a stream that ends with the usage."""
-
-    owner = "openai"
-
-    def message(self, said: Said, request: Request) -> Fields:
-        """A refusal, null."""
-        return super().message(said, request) | {"refusal": None}
-
-    def chunk(self, request: Request, choices: list[Fields]) -> Fields:
-        """The usage to come, null."""
-        return super().chunk(request, choices) | ({"usage": None} if request.include_usage else {})
 
 
 class LlamaServer(Style):
@@ -96,21 +86,59 @@ class LlamaServer(Style):
         return {"error": {"code": status, "message": message, "type": error_type(status)}}
 
     def doors(self, model: str, context: int) -> dict[str, Json]:
-        """`/props` with the chat template that reads `thinking_effort`."""
+        """`/props` with the chat template that reads `thinking_effort`; the list of models is Ollama's too."""
         doors = super().doors(model, context)
-        props = {
-            "default_generation_settings": {"n_ctx": context},
-            "total_slots": 1,
-            "model_alias": model,
-            "chat_template": "{%- set effort = thinking_effort if thinking_effort is defined else 'max' -%}",
-            "chat_template_caps": {"supports_preserve_reasoning": True, "supports_reasoning_effort": False},
-            "build_info": "b11434-fake",
-        }
-        return doors | {"/props": props, "/v1/health": doors["/health"], "/models": doors["/v1/models"]}
+        doors["/v1/models"]["models"] = [{"name": model, "model": model, "capabilities": ["completion"]}]
+        more = {"/props": _props(model, context), "/v1/health": doors["/health"], "/models": doors["/v1/models"]}
+        return doors | more
 
     def about(self, model: str, context: int) -> Fields:
         """The window is per slot."""
         return {"meta": {"n_ctx": context, "n_ctx_train": context}}
+
+
+class LlamaRouter(LlamaServer):
+    """llama-server as a router: one model is loaded, one sleeps, one is not there.
+
+    A question for the properties of one model loads it, unless it says `autoload=false`.
+    """
+
+    def doors(self, model: str, context: int) -> dict[str, Json]:
+        """Windows of loaded models only; the router's own properties are of none."""
+        states = {model: "loaded", "sleeper": "sleeping", "idler": "unloaded"}
+        rows = [
+            {"id": name, "object": "model", "created": 1, "owned_by": self.owner, "status": {"value": state}}
+            | (self.about(name, context) if state == "loaded" else {})
+            for name, state in states.items()
+        ]
+        own: Fields = {"role": "router", "model_alias": "llama-server", "build_info": "b11434-fake"}
+        own["default_generation_settings"] = {"params": None, "n_ctx": 0}
+
+        def props(request: Request) -> tuple[Json, int]:
+            asked = {name: values[-1] for name, values in parse_qs(request.query).items()}
+            if "model" not in asked:
+                return own, 200
+            name = asked["model"]
+            if name not in states:
+                return self.error(400, f"model '{name}' not found"), 400
+            if states[name] != "loaded" and asked.get("autoload") == "false":
+                return self.error(400, "model is not loaded"), 400
+            return _props(name, context), 200
+
+        models = {"object": "list", "data": rows}
+        doors = {"/health": {"status": "ok"}, "/v1/health": {"status": "ok"}, "/v1/models": models, "/models": models}
+        return doors | {"/props": props} | {f"/v1/models/{row['id']}": row for row in rows}
+
+
+def _props(model: str, context: int) -> Fields:
+    return {
+        "default_generation_settings": {"n_ctx": context},
+        "total_slots": 1,
+        "model_alias": model,
+        "chat_template": "{%- set effort = thinking_effort if thinking_effort is defined else 'max' -%}",
+        "chat_template_caps": {"supports_preserve_reasoning": True, "supports_reasoning_effort": False},
+        "build_info": "b11434-fake",
+    }
 
 
 class Vllm(Style):
@@ -192,9 +220,10 @@ class SGLang(Style):
         return {"object": "error", "message": message, "type": error_type(status), "param": None, "code": status}
 
     def doors(self, model: str, context: int) -> dict[str, Json]:
-        """Model and server info; health is an empty body."""
+        """Model and server info, and Ollama's list; health is an empty body."""
         info = {"model_path": model, "served_model_name": model, "reasoning_parser": "kimi_k3"}
         more = {"/health": "", "/model_info": info, "/get_model_info": info, "/server_info": {"version": "0.5.23"}}
+        more |= {"/": "SGLang is running", "/api/tags": {"models": [{"name": model, "model": model}]}}
         return super().doors(model, context) | more
 
     def about(self, model: str, context: int) -> Fields:
@@ -202,75 +231,64 @@ class SGLang(Style):
         return {"root": model, "max_model_len": context}
 
 
-class Ollama(Style):
-    """Ollama's /v1: `reasoning`, empty content beside it, no opening chunk, calls whole, bare counts."""
+class TokenSpeed(Style):
+    """TokenSpeed behind the gateway SMG: the thought under both names, the role on every chunk, errors with a word."""
 
-    owner = "library"
-    field = "reasoning"
-    no_text_beside_calls = ""
-    opening: ClassVar[Fields] = {"role": "assistant"}
-    beside_thought: ClassVar[Fields] = {"content": ""}
+    owner = "self_hosted"
+    no_text = None
+    opening: ClassVar[Fields] = {"role": "assistant", "content": ""}
+    closing: ClassVar[Fields] = {"role": "assistant"}
+    beside_thought: ClassVar[Fields] = {"role": "assistant"}
+    beside_text: ClassVar[Fields] = {"role": "assistant", "reasoning_content": None}
+    beside_finish: ClassVar[Fields] = {"matched_stop": None}
 
-    def open(self, deltas: list[Fields]) -> list[Fields]:
-        """The role rides on the first delta."""
-        first, *rest = deltas or [{"content": ""}]
-        return [self.opening | first, *rest]
+    def message(self, said: Said, request: Request) -> Fields:
+        """The thought twice."""
+        return _twice(super().message(said, request))
 
-    def head(self, request: Request, kind: str) -> Fields:
-        """The fingerprint that all its answers have."""
-        return super().head(request, kind) | {"system_fingerprint": "fp_ollama"}
-
-    def fragments(self, index: int, id: str, name: str, parts: list[str]) -> Iterator[Fields]:
-        """A call is one delta."""
-        yield {"id": id, "index": index, "type": "function", "function": {"name": name, "arguments": "".join(parts)}}
+    def deltas(self, said: Said, request: Request) -> Iterator[Fields]:
+        """The thought twice."""
+        yield from map(_twice, super().deltas(said, request))
 
     def details(self, thought: int) -> Fields:
         """Nothing."""
         return {}
 
-    def doors(self, model: str, context: int) -> dict[str, Json]:
-        """The native paths; no health."""
-        show = {"capabilities": ["completion", "tools", "thinking"], "model_info": {"kimi-k3.context_length": context}}
-        tags = {"models": [{"name": model, "model": model}]}
-        more = {"/": "Ollama is running", "/api/version": {"version": "0.33.0"}, "/api/tags": tags, "/api/show": show}
-        doors = super().doors(model, context) | more
-        return {path: answer for path, answer in doors.items() if path != "/health"}
-
-
-class Kimi(Style):
-    """Moonshot: usage inside the finish choice, asked for or not; cached tokens at the top of it."""
-
-    owner = "moonshot"
-    headers: ClassVar[dict[str, str]] = {"x-trace-id": "fake-trace"}
-    call_id = "functions.{name}:{number}"
-    no_text_beside_calls = ""
-
-    def finish(self, said: Said, request: Request, last: Fields) -> list[Fields]:
-        """The usage is in the choice, and there is no chunk for it."""
-        choice = self.choice(last, said.finish)
-        if usage := self.usage(said, request):
-            choice["usage"] = usage
-        return [self.chunk(request, [choice])]
-
-    def details(self, thought: int) -> Fields:
-        """Cached tokens at the top."""
-        return {"cached_tokens": 0, "completion_tokens_details": {"reasoning_tokens": thought}}
-
     def error(self, status: int, message: str) -> Fields:
-        """No code, no param."""
-        return {"error": {"type": error_type(status), "message": message}}
+        """The type is the reason of the status, the code is a word for it."""
+        kind = HTTPStatus(status).phrase
+        return {"error": {"type": kind, "code": _slug(status), "message": message, "param": None}}
 
-    def about(self, model: str, context: int) -> Fields:
-        """Window and efforts."""
-        efforts = {"support": True, "valid_efforts": ["low", "high", "max"], "default_effort": "max"}
-        return {"context_length": context, "supports_thinking_type": "only", "think_efforts": efforts}
+    def error_headers(self, status: int) -> dict[str, str]:
+        """The code once more."""
+        return {"x-smg-error-code": _slug(status)}
+
+    def doors(self, model: str, context: int) -> dict[str, Json]:
+        """What a gateway tells of its workers; the list of models has no windows."""
+        ready = {"status": "ready", "healthy_workers": 1, "total_workers": 1}
+        return super().doors(model, context) | {"/health": "OK", "/liveness": "OK", "/readiness": ready}
+
+
+def _twice(fields: Fields) -> Fields:
+    thought = fields.get("reasoning_content")
+    return fields if thought is None else fields | {"reasoning": thought}
+
+
+def _slug(status: int) -> str:
+    return HTTPStatus(status).phrase.lower().replace(" ", "_")
 
 
 STYLES: dict[str, Style] = {
     "openai": OpenAI(),
     "llama-server": LlamaServer(),
+    "llama-router": LlamaRouter(),
     "vllm": Vllm(),
     "sglang": SGLang(),
+    "tokenspeed": TokenSpeed(),
+    "unsloth": Unsloth(),
     "ollama": Ollama(),
+    "lmstudio": LMStudio(),
     "kimi": Kimi(),
+    "deepseek": DeepSeek(),
+    "openrouter": OpenRouter(),
 }

@@ -113,8 +113,9 @@ def answer(
 
     def content(request: Request, style: Style) -> Content:
         if not request.get("stream"):
-            return _document(style.whole(said, request))
-        return Content(SSE, [*map(_event, style.stream(said, request)), _event("[DONE]")])
+            return _document(style.whole(said, request), style.before_whole)
+        before = [style.before_stream] if style.before_stream else []
+        return Content(SSE, [*before, *map(_event, style.stream(said, request)), _event("[DONE]")])
 
     return Reply(content, gap=gap)
 
@@ -169,7 +170,7 @@ def _event(data: Fields | str) -> bytes:
     return ("".join(f"data: {line}\n" for line in text.split("\n")) + "\n").encode()
 
 
-def _document(body: Json) -> Content:
+def _document(body: Json, before: bytes = b"") -> Content:
     if body is None or isinstance(body, str | bytes):
         return Content("text/plain", [body.encode() if isinstance(body, str) else body or b""], whole=True)
-    return Content("application/json", [json.dumps(body, ensure_ascii=False).encode()], whole=True)
+    return Content("application/json", [before + json.dumps(body, ensure_ascii=False).encode()], whole=True)

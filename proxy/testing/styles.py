@@ -42,6 +42,8 @@ class Style:
     headers: ClassVar[dict[str, str]] = {}
     stream_headers: ClassVar[dict[str, str]] = {"content-type": "text/event-stream", "cache-control": "no-cache"}
     call_id = "call_{number:024d}"
+    before_stream = b""
+    before_whole = b""
     no_text: str | None = ""  # content of a whole message without text
     no_text_beside_calls: str | None = None
     opening: ClassVar[Fields] = {"role": "assistant", "content": ""}
@@ -149,8 +151,16 @@ class Style:
         """The body of an error."""
         return {"error": {"message": message, "type": error_type(status), "param": None, "code": None}}
 
+    def error_headers(self, status: int) -> dict[str, str]:
+        """Headers that only errors have."""
+        return {}
+
+    def unknown(self, request: Request) -> tuple[Json, int]:
+        """What a path answers that the engine does not have."""
+        return self.error(404, "File Not Found"), 404
+
     def doors(self, model: str, context: int) -> dict[str, Json]:
-        """What the paths beside the chat answer."""
+        """What the paths beside the chat answer: a body, or a function of the request that gives body and status."""
         entry = {"id": model, "object": "model", "created": 1, "owned_by": self.owner, **self.about(model, context)}
         return {
             "/health": {"status": "ok"},
