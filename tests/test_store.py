@@ -33,7 +33,8 @@ from proxy.turns import Found, Turn
 
 CHILD = """
 import sys, time
-from proxy.messages import Entry, Found, Turn
+from proxy.messages import Entry
+from proxy.turns import Found, Turn
 from proxy.store import open_store
 store = open_store("sqlite:///" + sys.argv[1], sys.argv[2])
 """
