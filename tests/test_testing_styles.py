@@ -33,6 +33,7 @@ SAID: dict[str, dict[str, Any]] = {
 }
 PLAIN = [{"reasoning_content": "a"}, {"content": "b"}, {}]
 ARGUMENTS = [({"arguments": "12345678"}, None), ({"arguments": "9"}, None)]
+DETAILS_OF_A = [{"type": "reasoning.text", "text": "a", "format": "unknown", "index": 0}]
 THOUGHT_OF_2 = {"completion_tokens_details": {"reasoning_tokens": 2}}
 
 
@@ -51,8 +52,9 @@ async def post(backend: FakeBackend, body: dict[str, Any] = ASK) -> httpx.Respon
 
 
 async def chunks(backend: FakeBackend, body: dict[str, Any] = STREAM) -> list[Any]:
-    """The decoded events of a stream; `[DONE]` must be the last and is left out."""
-    *data, done = [line.removeprefix("data: ") for line in (await post(backend, body)).text.split("\n\n") if line]
+    """The decoded events of a stream, without comments; `[DONE]` must be the last and is left out."""
+    blocks = (await post(backend, body)).text.split("\n\n")
+    *data, done = [line.removeprefix("data: ") for line in blocks if line and not line.startswith(":")]
     assert done == "[DONE]"
     return [json.loads(text) for text in data]
 
@@ -61,6 +63,12 @@ async def deltas(style: str, reply: Reply) -> list[Any]:
     """The deltas of a reply as this style writes them."""
     async with FakeBackend(reply, style=style) as backend:
         return [choice["delta"] for chunk in await chunks(backend) for choice in chunk["choices"]]
+
+
+async def asked(backend: FakeBackend, *paths: str) -> dict[str, httpx.Response]:
+    """A GET of each path, from the server's root."""
+    async with httpx.AsyncClient(timeout=5, verify=TLS) as client:
+        return {path: await client.get(backend.url.removesuffix("/v1") + path) for path in paths}
 
 
 def thought_of(message: Any) -> str | None:
@@ -166,7 +174,7 @@ class TestAnswers:
         """A call without an id is numbered by the calls before it in the conversation, in the engine's manner."""
         past = {"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]}
         body = ASK | {"messages": [*ASK["messages"], past]}
-        wanted = {"kimi": "functions.read:2", "vllm": "functions.read:2", "sglang": "read:2"}
+        wanted = {"kimi": "functions.read:2", "vllm": "functions.read:2", "sglang": "read:2", "lmstudio": "000000002"}
         async with FakeBackend(answer(calls=[ToolCall("read", "{}")]), style=style) as backend:
             ids = [(await post(backend, body)).json()["choices"][0]["message"]["tool_calls"][0]["id"] for _ in range(2)]
         assert ids == [wanted.get(style, "call_" + "2".zfill(24))] * 2
@@ -201,6 +209,38 @@ class TestManners:
             ),
             ("ollama", [{"role": "assistant", "content": "", "reasoning": "a"}, {"content": "b"}, {}]),
             ("kimi", [{"role": "assistant", "content": ""}, *PLAIN]),
+            ("llama-router", [{"role": "assistant", "content": None}, *PLAIN]),
+            (
+                "tokenspeed",
+                [
+                    {"role": "assistant", "content": ""},
+                    {"role": "assistant", "reasoning_content": "a", "reasoning": "a"},
+                    {"content": "b", "role": "assistant", "reasoning_content": None},
+                    {"role": "assistant"},
+                ],
+            ),
+            (
+                "unsloth",
+                [{"role": "assistant", "content": ""}, {"content": "", "reasoning_content": "a"}, {"content": "b"}, {}],
+            ),
+            ("lmstudio", [{"role": "assistant", "reasoning_content": "a"}, {"content": "b"}, {}]),
+            (
+                "deepseek",
+                [
+                    {"role": "assistant", "content": None, "reasoning_content": ""},
+                    {"content": None, "reasoning_content": "a"},
+                    {"content": "b", "reasoning_content": None},
+                    {"content": "", "reasoning_content": None},
+                ],
+            ),
+            (
+                "openrouter",
+                [
+                    {"role": "assistant", "content": "", "reasoning": "a", "reasoning_details": DETAILS_OF_A},
+                    {"role": "assistant", "content": "b"},
+                    {"role": "assistant", "content": ""},
+                ],
+            ),
         ],
     )
     async def test_deltas(self, style: str, wanted: list[Any]) -> None:
@@ -223,6 +263,8 @@ class TestManners:
             ),
             ("ollama", [({"name": "f", "arguments": "123456789"}, "i")]),
             ("kimi", [({"name": "f", "arguments": ""}, "i"), *ARGUMENTS]),
+            ("lmstudio", [({"name": "f", "arguments": ""}, "i"), *ARGUMENTS]),
+            ("openrouter", [({"name": "f", "arguments": ""}, "i"), *ARGUMENTS]),
         ],
     )
     async def test_tool_call_fragments(self, style: str, wanted: list[Any]) -> None:
@@ -265,6 +307,18 @@ class TestManners:
             ("sglang", {"reasoning_tokens": 2}, {"prompt_tokens_details": None}),
             ("ollama", {}, {}),
             ("kimi", THOUGHT_OF_2, {"cached_tokens": 0}),
+            ("tokenspeed", {}, {}),
+            ("unsloth", {}, {"prompt_tokens_details": {"cached_tokens": 0}}),
+            ("lmstudio", THOUGHT_OF_2, {}),
+            (
+                "deepseek",
+                THOUGHT_OF_2,
+                {
+                    "prompt_tokens_details": {"cached_tokens": 0},
+                    "prompt_cache_hit_tokens": 0,
+                    "prompt_cache_miss_tokens": 3,
+                },
+            ),
         ],
     )
     async def test_usage_details(self, style: str, reasoning: dict[str, Any], cached: dict[str, Any]) -> None:
@@ -282,6 +336,8 @@ class TestManners:
             ("sglang", None, None),
             ("ollama", "", ""),
             ("kimi", "", ""),
+            ("lmstudio", "", ""),
+            ("openrouter", None, None),
         ],
     )
     async def test_content_without_text(self, style: str, thought: str | None, calls: str | None) -> None:
@@ -299,7 +355,11 @@ class TestManners:
             "vllm": {"error": {"message": "no", "type": "invalid_request_error", "param": None, "code": 400}},
             "sglang": {"object": "error", "message": "no", "type": "invalid_request_error", "param": None, "code": 400},
             "kimi": {"error": {"type": "invalid_request_error", "message": "no"}},
+            "tokenspeed": {"error": {"type": "Bad Request", "code": "bad_request", "message": "no", "param": None}},
+            "openrouter": {"error": {"code": 400, "message": "no"}},
         }
+        shapes["llama-router"] = shapes["llama-server"]
+        shapes["deepseek"] = {"error": shapes["vllm"]["error"] | {"code": "invalid_request_error"}}
         plain = {"error": {"message": "no", "type": "invalid_request_error", "param": None, "code": None}}
         async with FakeBackend(error(400, "no"), style=style) as backend, sdk(backend) as client:
             assert (await post(backend)).json() == shapes.get(style, plain)
@@ -307,32 +367,125 @@ class TestManners:
                 await client.chat.completions.create(**ASK)
 
     async def test_side_doors_tell_the_engine(self) -> None:
-        """Health, models and the engine's own paths answer GET; every other path is a 404."""
-        wanted = {
+        """Health, models and the engine's own paths answer GET; every other path is a 404, or LM Studio's odd 200."""
+        wanted: dict[str, set[str]] = {
             "llama-server": {"/v1/health", "/props", "/models"},
+            "llama-router": {"/v1/health", "/props", "/models"},
             "vllm": {"/version"},
-            "sglang": {"/model_info", "/server_info"},
-            "ollama": {"/", "/api/version", "/api/tags"},
+            "sglang": {"/", "/model_info", "/server_info", "/api/tags"},
+            "tokenspeed": {"/readiness", "/liveness"},
+            "unsloth": {"/props", "/version"},
+            "ollama": {"/", "/api/version", "/api/tags", "/api/ps"},
+            "lmstudio": {"/models", "/api/v0/models", "/api/v1/models"},
+            "deepseek": {"/models"},
+            "openrouter": {"/api/v1/models"},
         }
         own = set[str]().union(*wanted.values())
+        servers = {"llama-server": "llama.cpp", "llama-router": "llama.cpp", "unsloth": "unsloth-studio"}
+        healthless = {"ollama", "lmstudio", "unsloth", "deepseek", "openrouter"}
         for style in STYLES:
-            async with (
-                FakeBackend(style=style, model="kimi-k3", context=4096) as backend,
-                httpx.AsyncClient(verify=TLS) as client,
-            ):
-                base = backend.url.removesuffix("/v1")
+            async with FakeBackend(style=style, model="kimi-k3", context=4096) as backend:
                 paths = [*own, "/health", "/v1/models", "/v1/models/kimi-k3", "/x"]
-                got = {path: await client.get(base + path) for path in paths}
-                assert got["/health"].is_success == (style != "ollama")
-                assert {path for path in own if got[path].is_success} == wanted.get(style, set())
+                got = await asked(backend, *paths)
+                found = {path for path, answer in got.items() if answer.is_success and "Unexpected" not in answer.text}
+                assert ("/health" in found) == (style not in healthless)
+                assert found & own == wanted.get(style, set())
                 assert got["/v1/models"].json()["data"][0] == got["/v1/models/kimi-k3"].json()
-                assert got["/x"].status_code == 404
-                assert ("llama.cpp" in got["/x"].headers.get("server", "")) == (style == "llama-server")
+                assert got["/x"].status_code == (200 if style == "lmstudio" else 404)
+                assert got["/x"].headers.get("server") == servers.get(style)
                 assert (backend.requests, len(backend.others)) == ([], len(got))
 
     async def test_llama_server_shows_its_window_and_template(self) -> None:
         """`/props` has what tells a K3 template from others."""
-        async with FakeBackend(style="llama-server", context=4096) as backend, httpx.AsyncClient(verify=TLS) as client:
-            props = (await client.get(backend.url.replace("/v1", "/props"))).json()
+        async with FakeBackend(style="llama-server", context=4096) as backend:
+            props = (await asked(backend, "/props"))["/props"].json()
         assert props["default_generation_settings"]["n_ctx"] == 4096
         assert "thinking_effort" in props["chat_template"]
+
+    async def test_a_router_tells_of_a_model_only_while_it_is_loaded(self) -> None:
+        """`autoload=false` is a 400 for a model that sleeps or is not there; the router's own window is none."""
+        async with FakeBackend(style="llama-router", model="kimi-k3", context=4096) as backend:
+            models, own, *props = (
+                await asked(
+                    backend,
+                    "/v1/models",
+                    "/props",
+                    *(f"/props?model={name}&autoload=false" for name in ("kimi-k3", "sleeper", "idler", "nobody")),
+                )
+            ).values()
+        states = {row["id"]: (row["status"]["value"], "meta" in row) for row in models.json()["data"]}
+        assert states == {"kimi-k3": ("loaded", True), "sleeper": ("sleeping", False), "idler": ("unloaded", False)}
+        assert (own.json()["role"], own.json()["default_generation_settings"]["n_ctx"]) == ("router", 0)
+        assert [answer.status_code for answer in props] == [200, 400, 400, 400]
+        assert props[0].json()["default_generation_settings"]["n_ctx"] == 4096
+        assert [answer.json()["error"]["message"] for answer in props[1:]] == [
+            *["model is not loaded"] * 2,
+            "model 'nobody' not found",
+        ]
+
+    async def test_ollama_tells_what_its_models_can(self) -> None:
+        """In its list, and one by one on a POST: a running model, one of the cloud, one that does not think."""
+        async with FakeBackend(style="ollama", model="kimi-k3", context=4096) as backend:
+            got = await asked(backend, "/v1/models", "/api/tags", "/api/ps", "/api/show")
+            async with httpx.AsyncClient(verify=TLS) as client:
+                url = backend.url.removesuffix("/v1") + "/api/show"
+                shown = [await client.post(url, json={"model": name}) for name in ("kimi-k3", "plain:latest", "nobody")]
+        names = ["kimi-k3", "kimi-k3:cloud", "plain:latest"]
+        tags = got["/api/tags"].json()["models"]
+        assert [row["id"] for row in got["/v1/models"].json()["data"]] == [tag["name"] for tag in tags] == names
+        assert ["thinking" in tag["capabilities"] for tag in tags] == [True, True, False]
+        assert ["remote_host" in tag for tag in tags] == [False, True, False]
+        assert [(row["name"], row["context_length"]) for row in got["/api/ps"].json()["models"]] == [("kimi-k3", 4096)]
+        assert got["/api/show"].status_code == 404
+        assert [answer.status_code for answer in shown] == [200, 200, 404]
+        assert ["thinking" in answer.json()["capabilities"] for answer in shown[:2]] == [True, False]
+
+    async def test_lm_studio_answers_any_path_with_success(self) -> None:
+        """What it does not have is a 200 with an error as text; the window stands in the native list alone."""
+        async with FakeBackend(style="lmstudio", model="kimi-k3", context=4096) as backend:
+            got = await asked(backend, "/version", "/v1/models", "/api/v1/models")
+        assert got["/version"].json() == {"error": "Unexpected endpoint or method. (GET /version)"}
+        assert got["/v1/models"].json()["data"][0] == {
+            "id": "kimi-k3",
+            "object": "model",
+            "owned_by": "organization_owner",
+        }
+        loaded, idle = got["/api/v1/models"].json()["models"]
+        assert loaded["loaded_instances"][0]["config"]["context_length"] == 4096
+        assert idle["loaded_instances"] == []
+
+    async def test_unsloth_lists_what_is_not_loaded_too(self) -> None:
+        """A flag tells them apart."""
+        async with FakeBackend(style="unsloth", model="kimi-k3", context=4096) as backend:
+            rows = (await asked(backend, "/v1/models"))["/v1/models"].json()["data"]
+        assert [(row["loaded"], row["context_length"]) for row in rows] == [(True, 4096), (False, None)]
+
+    async def test_smg_names_an_error_in_a_header(self) -> None:
+        """The gateway's code stands in the body and in `X-SMG-Error-Code`; an answer has none."""
+        async with FakeBackend(error(429, "no"), answer("x"), style="tokenspeed") as backend:
+            refused, good = await post(backend), await post(backend)
+            lost = (await asked(backend, "/x"))["/x"]
+        assert refused.headers["x-smg-error-code"] == refused.json()["error"]["code"] == "too_many_requests"
+        assert lost.headers["x-smg-error-code"] == "not_found"
+        assert "x-smg-error-code" not in good.headers
+
+    @pytest.mark.parametrize(
+        ("style", "comment"), [("openrouter", ": OPENROUTER PROCESSING"), ("deepseek", ": keep-alive")]
+    )
+    async def test_services_keep_a_connection_alive(self, style: str, comment: str) -> None:
+        """A stream begins with a comment, and a whole body with blanks."""
+        async with FakeBackend(answer("a"), style=style) as backend:
+            stream, whole = await post(backend, STREAM), await post(backend)
+        assert stream.text.startswith(f"{comment}\n\ndata: ")
+        assert whole.text[:1].isspace()
+        assert whole.json()["choices"][0]["message"]["content"] == "a"
+
+    async def test_openrouter_says_who_answers(self) -> None:
+        """The provider on every chunk, its own word for the finish, and the usage beside a further choice."""
+        async with FakeBackend(answer("a", reasoning="b"), style="openrouter") as backend:
+            found = await chunks(backend, WITH_USAGE)
+            message = (await post(backend)).json()["choices"][0]["message"]
+        assert {chunk["provider"] for chunk in found} == {"Moonshot AI"}
+        assert [chunk["choices"][0]["native_finish_reason"] for chunk in found] == [None, None, "stop", None]
+        assert [bool(chunk.get("usage")) for chunk in found] == [False, False, False, True]
+        assert (message["reasoning"], message["reasoning_details"][0]["text"]) == ("b", "b")

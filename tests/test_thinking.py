@@ -4,273 +4,17 @@ from __future__ import annotations
 
 import html
 import re
-import tracemalloc
 
 import pytest
+from cutting import CUTS, cut, shared, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.splitter import Splitter
 from proxy.thinking import TAGS, Echo, lifted, same_thought
 
-# Openers that begin others, and a closer that ends in another: harder than any real tags.
-HARD = (("<a>", "</a>"), ("<a", "[/a"), ("<a b>", "</a b>"), ("[A]", "x</a>"))
-BOTH = pytest.mark.parametrize("tags", [TAGS, HARD], ids=["real", "hard"])
-FEW = tuple(tag for tag in TAGS if tag[0] in {"<think>", "<thinking>", "[THINK]"})
 HUGE = 5_000_000
 LONG = 1_000_000
-
-
-def texts(tags):
-    """Texts of whole tags, beginnings of tags, blanks and words."""
-    marks = [mark for tag in tags for mark in tag]
-    parts = st.one_of(
-        st.sampled_from(marks),
-        st.builds(lambda mark, size: mark[: size % len(mark) + 1], st.sampled_from(marks), st.integers(0, 30)),
-        st.sampled_from([" ", "\n", "\n\n", "\r\n", "\u00a0", "x", "word", "<", "/", "b", "```", "5 < 6"]),
-    )
-    return st.lists(parts, max_size=12).map("".join)
-
-
-def cut(text, places):
-    """The text in pieces."""
-    places = sorted({place % (len(text) + 1) for place in places})
-    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
-
-
-def shared(texts):
-    """The beginning that all have in common."""
-    first, last = min(texts), max(texts)
-    return first[: next((at for at, one in enumerate(first) if last[at : at + 1] != one), len(first))]
-
-
-CUTS = st.lists(st.integers(0, 10_000), max_size=10)
-
-
-def split(pieces, opened=False, tags=TAGS):
-    """(thought, said) of an answer that comes in these pieces."""
-    splitter = Splitter(opened, tags)
-    left = [*(splitter.feed(piece) for piece in pieces), splitter.end()]
-    return "".join(thought for thought, _ in left), "".join(said for _, said in left)
-
-
-def reference(text, opened=False, tags=TAGS):
-    """The same from the whole text, read as the rules are told."""
-    thoughts: list[str] = []
-    head = True
-    while True:
-        visible = text.lstrip()
-        kinds = sorted((tag for tag in tags if visible.startswith(tag[0])), key=lambda tag: -len(tag[0]))
-        if kinds:
-            text, closers = visible.removeprefix(kinds[0][0]), [kinds[0][1]]
-        elif opened and head:
-            closers = [closer for _, closer in tags]
-        else:
-            return "\n\n".join(filter(None, thoughts)), text if head else visible
-        head = False
-        ends = sorted((text.index(closer) + len(closer), -len(closer)) for closer in closers if closer in text)
-        if not ends:
-            return "\n\n".join(filter(None, [*thoughts, text])), ""
-        end, size = ends[0]
-        thought, text = text[: end + size], text[end:]
-        thoughts.append(thought if thought.strip() else "")
-
-
-# Splitter
-
-
-@BOTH
-@settings(max_examples=400)
-@given(data=st.data(), opened=st.booleans(), places=CUTS)
-def test_no_cut_changes_what_is_thought_and_what_is_said(tags, data, opened, places):
-    """In every way of cutting, thought and text are those of the whole text."""
-    text = data.draw(texts(tags))
-    expected = reference(text, opened, tags)
-    assert split([text], opened, tags) == expected
-    assert split(list(text), opened, tags) == expected
-    assert split(cut(text, places), opened, tags) == expected
-
-
-@pytest.mark.parametrize("tags", [FEW, HARD], ids=["real", "hard"])
-@settings(deadline=None)
-@given(data=st.data(), opened=st.booleans())
-def test_nothing_is_held_back_that_is_decided(tags, data, opened):
-    """After every character all has left that is the same however the text goes on, and no more."""
-    text = data.draw(texts(tags))
-    rests = {mark[size:] + end for tag in tags for mark in tag for size in range(len(mark)) for end in ("", "y")}
-    rests |= {"", *(opener + "y" for opener, _ in tags)}
-    splitter, thought, said = Splitter(opened, tags), "", ""
-    for size, character in enumerate(text, 1):
-        left = splitter.feed(character)
-        thought, said = thought + left[0], said + left[1]
-        possible = [reference(text[:size] + rest, opened, tags) for rest in rests]
-        assert thought == shared([one for one, _ in possible])
-        assert said == shared([other for _, other in possible])
-
-
-@given(texts(TAGS), st.booleans())
-def test_nothing_is_invented_or_reordered(text, opened):
-    """What leaves are characters of the text in their order, but for the blank line between two thoughts."""
-    rest = iter(text)
-    thought, said = split([text], opened)
-    assert all(character in rest for character in thought.replace("\n\n", "") + said)
-
-
-@pytest.mark.parametrize(("opener", "closer"), TAGS)
-def test_every_kind_of_tag_is_read_and_closed_by_its_own_closer(opener, closer):
-    """A thought of any kind ends at its own closer and at no other kind's."""
-    others = "".join(other for _, other in TAGS if other != closer)
-    text = f"{opener}a{others}b{closer}c"
-    assert split([text]) == split(list(text)) == (f"a{others}b", "c")
-
-
-@pytest.mark.parametrize(
-    ("text", "thought", "said"),
-    [
-        ("<think>plan</think>\n\nAnswer", "plan", "Answer"),
-        ("<think>weighing it</think>Answer 5 < 6.", "weighing it", "Answer 5 < 6."),
-        ("<think>zero</think>A", "zero", "A"),
-        ("<think>a</think>b", "a", "b"),
-        ("<think>cut off", "cut off", ""),
-        ("<think>almost</th", "almost</th", ""),
-        ("<thi", "", "<thi"),
-        ("Answer <thi", "", "Answer <thi"),
-        ("<think>a</think>\n <thi", "a", "<thi"),
-    ],
-)
-def test_the_collected_cases(text, thought, said):
-    """B19, B26, B28, B30 and B31: tags whole, cut, unclosed and half, in one piece and in single characters."""
-    assert split([text]) == split(list(text)) == (thought, said)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Write <think>x</think> inline.",
-        "`<think>`x`</think>`",
-        "```\n<think>x</think>\n```",
-        "</think>x",
-        "  \n x<think>y</think>",
-        "<THINK>x</THINK>",
-        "< think>x</think>",
-        "< 5",
-        " \n ",
-        "<<think>x</think>",
-    ],
-)
-def test_a_tag_that_does_not_begin_the_answer_is_text(text):
-    """Tags behind visible text, in code, in other letters, or closers alone are text, blanks in front included."""
-    assert split([text]) == split(list(text)) == ("", text)
-
-
-def test_blanks_before_the_opener_and_behind_the_closer_are_dropped():
-    """Blanks around a thought belong to the mark-up; those within and behind the answer do not."""
-    assert split([" \n<think>a b </think>\n\n \tx \n"]) == ("a b ", "x \n")
-
-
-def test_line_feeds_directly_inside_the_tags_are_thought():
-    """The thought that is stored is what the model wrote between the tags, so that it can go back to the byte."""
-    assert split(["<think>\nplan\n\n</think>\n\nx"]) == ("\nplan\n\n", "x")
-
-
-def test_a_closed_block_of_blanks_is_no_thought():
-    """The empty block that Qwen3 writes where it does not think shows nothing, and joins nothing."""
-    assert split(["<think>\n\n</think>\n\nx"]) == ("", "x")
-    assert split(["<think> </think><think>a</think> <think>\n</think><think>b</think>x"]) == ("a\n\nb", "x")
-
-
-def test_a_thought_that_stays_open_is_thought_to_the_last_blank():
-    """The end of the stream closes nothing and takes nothing away."""
-    assert split(["<think>", " ", "\n"]) == (" \n", "")
-    assert split(["<think>a<think>b</thinking>\n"]) == ("a<think>b</thinking>\n", "")
-
-
-def test_a_second_thought_directly_behind_is_joined_by_a_blank_line():
-    """Two thoughts with only blanks between are one; behind visible text a tag is text."""
-    text = "<think>a</think>\n<thinking>b</thinking>x<think>c</think>"
-    assert split([text]) == split(list(text)) == ("a\n\nb", "x<think>c</think>")
-
-
-@pytest.mark.parametrize("opener", ["", "<think>", "\n<think>"])
-def test_an_opener_in_the_prompt_begins_inside_the_thought(opener):
-    """The text up to the closer is thought; an opener that the model writes once more is none of it."""
-    text = f"{opener}\nplan</think>\n\nAnswer"
-    assert split([text], opened=True) == split(list(text), opened=True) == ("\nplan", "Answer")
-
-
-def test_an_opener_in_the_prompt_is_closed_by_any_kind_unless_the_tags_tell_it():
-    """Without an own opener the first closer of `tags` ends the thought; with one, or with one pair, only that does."""
-    assert split(["a[/THINK]b</think>c"], opened=True) == ("a", "b</think>c")
-    assert split(["a[/THINK]b</think>c"], opened=True, tags=TAGS[:1]) == ("a[/THINK]b", "c")
-    assert split(["<think>a[/THINK]b</think>c"], opened=True) == ("a[/THINK]b", "c")
-
-
-def test_an_opener_in_the_prompt_and_no_closer_is_all_thought():
-    """An answer that ends before the closer shows nothing."""
-    assert split([" no closer <thi"], opened=True) == (" no closer <thi", "")
-    assert split(["  "], opened=True) == ("  ", "")
-    assert split(["</think>x"], opened=True) == ("", "x")
-
-
-def test_no_tags_make_no_thought():
-    """An empty table of tags leaves the text as it is, or as the thought that the prompt opened."""
-    assert split(list(" <think>a</think>b"), tags=()) == ("", " <think>a</think>b")
-    assert split(list(" <think>a</think>b"), opened=True, tags=()) == (" <think>a</think>b", "")
-
-
-@pytest.mark.parametrize(
-    ("unit", "opened"),
-    [("<", False), (" ", False), (" ", True), ("<think>\n</", False), ("<think>a</think> ", False)],
-)
-def test_a_megabyte_in_single_characters_is_read_in_one_pass(unit, opened):
-    """A hostile stream ends in time, in which a tag, a blank or a half tag is always pending."""
-    text = unit * (LONG // len(unit))
-    assert split(text, opened) == split([text], opened)
-
-
-def test_a_beginning_of_a_tag_leaves_as_soon_as_it_is_none():
-    """The character that ends the doubt frees what was held, be it visible or a blank."""
-    splitter = Splitter()
-    assert [
-        splitter.feed(piece)
-        for piece in [" ", "<", "think>", "\n", "</", " ", "</think", "x", "</think>", " ", "<", "b"]
-    ] == [
-        *[("", "")] * 5,
-        ("\n</ ", ""),
-        ("", ""),
-        ("</thinkx", ""),
-        *[("", "")] * 3,
-        ("", "<b"),
-    ]
-
-
-@pytest.mark.parametrize("front", ["x", "<think>x", "<think>x</think>"])
-def test_what_has_left_or_is_dropped_takes_no_memory(front):
-    """A splitter does not grow with the text, with the thought, or with the blanks behind a closer."""
-    splitter = Splitter()
-    splitter.feed(front)
-    tracemalloc.start()
-    try:
-        for _ in range(100_000):
-            splitter.feed(" ")
-        assert tracemalloc.get_traced_memory()[1] < 20_000
-    finally:
-        tracemalloc.stop()
-
-
-def test_many_possible_closers_are_sought_in_one_pass():
-    """Where any closer may end the thought, many beginnings in single characters end in time."""
-    text = "</t" * (LONG // 20)
-    assert split(text, opened=True) == (text, "")
-
-
-@pytest.mark.parametrize("unit", ["<think>", "<think></think>", "<think>a</think>\n", "< ", " ", "</think>"])
-@pytest.mark.parametrize("opened", [False, True])
-def test_a_huge_piece_is_read_once(unit, opened):
-    """Megabytes of tags in one piece end in time, with and without an opener in the prompt."""
-    text = unit * (HUGE // len(unit))
-    thought, said = split([text], opened)
-    assert len(thought) + len(said) <= len(text)
+MARKED = texts([mark for tag in TAGS for mark in tag])
 
 
 # lifted
@@ -401,6 +145,7 @@ THOUGHTS = st.lists(
 ).map("".join)
 
 
+@settings(deadline=None)
 @given(THOUGHTS)
 def test_what_open_webui_makes_of_a_thought_is_known_again(thought):
     """Whatever the thought, its mirror is lifted and is the same thought."""
@@ -410,6 +155,7 @@ def test_what_open_webui_makes_of_a_thought_is_known_again(thought):
     assert same_thought(block[0], thought)
 
 
+@settings(deadline=None)
 @given(st.text("ab &lt;gamp>\n", max_size=20))
 def test_what_an_old_open_webui_makes_of_a_thought_is_known_again(thought):
     """Before it escaped, entities of the thought itself stood in the block as they were."""
@@ -418,6 +164,7 @@ def test_what_an_old_open_webui_makes_of_a_thought_is_known_again(thought):
     assert same_thought(block[0], thought)
 
 
+@settings(deadline=None)
 @given(THOUGHTS, st.sampled_from(TAGS), st.sampled_from(["", "\n", "\r\n"]))
 def test_a_thought_in_tags_is_lifted_to_the_byte(thought, tag, line_end):
     """A thought without its closer comes back as it was, if it has no line ends of its own at the ends."""
@@ -426,7 +173,8 @@ def test_a_thought_in_tags_is_lifted_to_the_byte(thought, tag, line_end):
     assert block == (thought, "Answer")
 
 
-@given(texts(TAGS))
+@settings(deadline=None)
+@given(MARKED)
 def test_lifting_takes_no_visible_character_of_the_rest(text):
     """The rest is always an end of the text, and lifting it again, or adding text in front, gives nothing."""
     block = lifted(text)
@@ -517,6 +265,7 @@ def without_echo(thought, filler):
 
 
 @pytest.mark.parametrize("filler", ["aab", "a", "a b", "..", " ab\n", " ", ""])
+@settings(deadline=None)
 @given(thought=st.text("ab. \nc", max_size=14), places=CUTS)
 def test_no_cut_changes_what_is_an_echo(filler, thought, places):
     """In every way of cutting, what is dropped is what is dropped of the whole thought."""
@@ -524,6 +273,7 @@ def test_no_cut_changes_what_is_an_echo(filler, thought, places):
     assert heard([thought], filler) == heard(list(thought), filler) == heard(cut(thought, places), filler) == expected
 
 
+@settings(deadline=None)
 @given(st.text("ab \n", max_size=10))
 def test_an_echo_is_held_back_only_while_it_may_become_one(thought):
     """After every character all has left that is the same however the thought goes on."""
