@@ -11,7 +11,7 @@ from typing import Any
 
 from proxy import config, probes
 from proxy.dialects import DIALECTS, About, Dialect
-from proxy.errors import ModelNotFound, UpstreamUnreachable
+from proxy.errors import ModelNotFound, UpstreamError, UpstreamUnreachable
 from proxy.families import Families, Family
 from proxy.messages import Ask, Facts
 from proxy.prices import Price
@@ -145,7 +145,7 @@ class Backend:
         told = found.of(upstream_model) if found else About()
         writes = self._names.get(upstream_model, "")
         if told.efforts:
-            family = family.model_copy(update={"efforts": told.efforts})
+            family = family.model_copy(update={"efforts": told.efforts, "effort_words": {}})
         return Facts(
             backend=self.name,
             engine=self.engine,
@@ -224,6 +224,9 @@ class Backend:
             answer = await self._wire.send(method, path, headers, body, query=query, pooled=pooled)
         except UpstreamUnreachable:
             self.answered = False  # what stands there when it is back may be another server
+            raise
+        except UpstreamError:
+            self._probed = float("-inf")  # it may have been started anew
             raise
         self.answered = True
         return answer

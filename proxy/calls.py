@@ -22,18 +22,21 @@ _NO_ARGUMENTS = "{}"
 
 @dataclass(slots=True)
 class _Call:
-    """One call as it grows. `said` is the engine's own index; `unsent` are arguments that wait, with `others` of its
-    fields."""
+    """One call as it grows. `index` is the strict one, once it is open; `unsent` are arguments that wait, with `others`
+    of its fields."""
 
-    index: int
-    said: Json = None
+    index: int = -1
     id: str = ""
     name: str = ""
-    open: bool = False
     pieces: list[str] = field(default_factory=list)
     unsent: list[str] = field(default_factory=list)
     others: dict[str, Json] = field(default_factory=dict)
     others_of_function: dict[str, Json] = field(default_factory=dict)
+
+    @property
+    def open(self) -> bool:
+        """Its first fragment left."""
+        return self.index >= 0
 
     @property
     def arguments(self) -> str:
@@ -59,17 +62,19 @@ class _Call:
             self.pieces.append(arguments)
             self.unsent.append(arguments)
 
-    def left(self) -> list[dict[str, Json]]:
-        """The fragment that says what is unsent, if anything is."""
+    def left(self, index: int) -> list[dict[str, Json]]:
+        """The fragment that says what is unsent, if anything is; `index` is for the first one."""
         arguments, opening = "".join(self.unsent), not self.open
         if not (arguments or opening or self.others or self.others_of_function):
             return []
+        if opening:
+            self.index = index
         function: dict[str, Json] = {"arguments": arguments, **self.others_of_function}
         strict: dict[str, Json] = {"index": self.index, "function": function, **self.others}
         if opening:
             strict |= {"id": self.id, "type": "function"}
             function["name"] = self.name
-        self.open, self.unsent, self.others, self.others_of_function = True, [], {}, {}
+        self.unsent, self.others, self.others_of_function = [], {}, {}
         return [strict]
 
 
@@ -83,12 +88,15 @@ class Calls:
     def __init__(self, new_id: NewId) -> None:
         self._new_id = new_id
         self._calls: list[_Call] = []
-        self._custom: set[Json] = set()
+        self._by_index: dict[int, _Call] = {}
+        self._by_id: dict[str, _Call] = {}
+        self._custom = False
         self._at = 0  # of the call that is leaving
+        self._opened = 0
 
     def __bool__(self) -> bool:
         """Whether a call left."""
-        return bool(self._custom) or any(call.open for call in self._calls)
+        return self._custom or self._opened > 0
 
     def take(self, fragments: list[dict[str, Json]]) -> list[dict[str, Json]]:
         """The fragments that can leave now."""
@@ -101,14 +109,13 @@ class Calls:
             if not cut and call.name and not call.arguments.strip():
                 call.grow({}, {}, _NO_ARGUMENTS)
             if call.open or call.name or call.arguments:
-                call.id = call.id or self._new_id()
-                left += call.left()
+                left += self._leave(call)
         self._at = len(self._calls)
         return left
 
     def _one(self, fragment: dict[str, Json]) -> list[dict[str, Json]]:
         if fragment.get("type") not in (None, "", "function") or "custom" in fragment:
-            self._custom.add(str(fragment.get("index")))
+            self._custom = True
             return [fragment]  # OpenAI's custom tools have no function: they pass as they came
         function = fragment.get("function")
         function = function if isinstance(function, dict) else {}
@@ -118,11 +125,15 @@ class Calls:
         if call is None:
             if not (id or name or arguments):
                 return []
-            call = _Call(len(self._calls), index)
+            call = _Call()
             self._calls.append(call)
         elif id and name and call.id == id and call.arguments == arguments and call.is_whole:
             return []  # the whole call once more, as some servers end a stream
         call.grow(fragment, function, arguments)
+        if index is not None:
+            self._by_index[index] = call
+        if call.id:
+            self._by_id[call.id] = call
         return self._due()
 
     def _due(self) -> list[dict[str, Json]]:
@@ -131,12 +142,17 @@ class Calls:
         while self._at < len(self._calls):
             call = self._calls[self._at]
             if call.open or (call.id and call.name):
-                left += call.left()
+                left += self._leave(call)
             if self._at + 1 == len(self._calls) or not call.is_whole:
                 break
-            call.id = call.id or self._new_id()
-            left += call.left()
+            left += self._leave(call)
             self._at += 1
+        return left
+
+    def _leave(self, call: _Call) -> list[dict[str, Json]]:
+        call.id = call.id or self._new_id()
+        left = call.left(self._opened)
+        self._opened = max(self._opened, call.index + 1)
         return left
 
     def _continued(self, index: int | None, id: str, name: str, arguments: str) -> _Call | None:
@@ -155,14 +171,13 @@ class Calls:
         return None if again and not (id and known.arguments == arguments) else known
 
     def _known(self, index: int | None, id: str, name: str) -> _Call | None:
-        calls = self._calls
         if index is not None:
-            return next((call for call in reversed(calls) if call.said == index), None)
-        if id:
-            known = next((call for call in reversed(calls) if call.id == id), None)
-            late = calls[-1] if calls and not name and not calls[-1].id else None
-            return known or late
-        return calls[-1] if calls else None
+            return self._by_index.get(index)
+        last = self._calls[-1] if self._calls else None
+        if not id:
+            return last
+        late = last if last is not None and not name and not last.id else None
+        return self._by_id.get(id) or late
 
 
 _OWN = frozenset({"index", "id", "type", "function"})

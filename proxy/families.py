@@ -28,6 +28,7 @@ class Family(Section):
     """A row of `families.toml`; the keys are explained at the top of that file."""
 
     models: tuple[str, ...] = ()
+    like: str = ""
     thinks: bool = True
     history: HistoryRule = "all"
     required: RequiredRule = "never"
@@ -107,6 +108,24 @@ class Families:
         return next((family for pattern, family in self._patterns if pattern.search(name)), self._rows[FALLBACK])
 
 
+_OWN = ("models", "source", "date", "like")
+"""Keys that a family does not take from the one that it is like."""
+
+
+def _inherited(name: str, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A family's values over those of the family that it is `like`. Raises ConfigError where that leads nowhere."""
+    found = dict(tables[name])
+    seen, like = [name], found.get("like")
+    while like:
+        if not isinstance(like, str) or like not in tables or like in seen:
+            what = "is like itself" if like in seen else f"is like {like!r}, which is no family"
+            raise ConfigError(f"families.{name}.like: {seen[-1]} {what}; known: {', '.join(tables)}")
+        found = {**{key: value for key, value in tables[like].items() if key not in _OWN}, **found}
+        seen.append(like)
+        like = tables[like].get("like")
+    return found
+
+
 @functools.cache
 def _shipped() -> dict[str, dict[str, Any]]:
     return tomllib.loads(resources.files("proxy").joinpath("families.toml").read_text("utf-8"))
@@ -120,10 +139,11 @@ def load(extra: Mapping[str, Mapping[str, Any]] | None = None) -> Families:
     extra = extra or {}
     shipped = _shipped()
     order = [*(name for name in extra if name not in shipped), *shipped]
+    own = {name: {**shipped.get(name, {}), **extra.get(name, {})} for name in order}
     rows = {}
     for name in order:
         try:
-            rows[name] = Family(**{**shipped.get(name, {}), **extra.get(name, {}), "name": name})
+            rows[name] = Family(**{**_inherited(name, own), "name": name})
         except ValidationError as error:
             problem = error.errors()[0]
             place = ".".join(["families", name, *map(str, problem["loc"])])

@@ -146,8 +146,10 @@ def _add_details(details: list[dict[str, Json]], entry: Mapping[str, Json]) -> N
 
 def _add_call(choice: Choice, fragment: Mapping[str, Json]) -> None:
     """A fragment as `calls.py` leaves it: with the index of its call, or, without one, a whole call."""
-    index = fragment.get("index")
-    call = next((call for call in reversed(choice.calls) if call.index == index), None) if index is not None else None
+    index, last = fragment.get("index"), choice.calls[-1] if choice.calls else None
+    call = last if last is not None and index is not None and last.index == index else None
+    if call is None and last is not None and index is not None and index < last.index:
+        call = next((call for call in choice.calls if call.index == index), None)
     if call is None:
         call = Call(len(choice.calls) if index is None else index)
         choice.calls.append(call)

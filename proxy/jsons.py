@@ -1,7 +1,7 @@
 """Reading and writing JSON: msgspec, and the standard library for what msgspec refuses.
 
 Half a surrogate pair (an emoji that somebody cut in two) stands in real requests and in real deltas, where the next one
-brings the other half. msgspec refuses the whole text then.
+brings the other half. msgspec refuses the whole text then, as it does for NaN and 1e999.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ JsonError = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 def loads(data: bytes) -> Any:
-    """The value of a JSON text, with lone surrogates where it has them. Raises JsonError."""
+    """The value of a JSON text, with lone surrogates and numbers beyond bounds where it has them. Raises JsonError."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
-        if not has_escaped_surrogates(data):
-            raise
         return json.loads(data)
 
 

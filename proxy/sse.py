@@ -44,6 +44,8 @@ class Decoder:
             self._keep(data)
             return []
         *events, rest = b"".join([*self._pieces, data]).split(b"\n\n")
+        if self._size + len(data) > self._limit:
+            self._check(max(map(len, events)))
         self._pieces, self._size, self._last = [], 0, b""
         self._keep(rest)
         return [payload for event in events if (payload := _payload(event)) is not None]
@@ -60,7 +62,10 @@ class Decoder:
         self._pieces.append(data)
         self._last = data[-1:]
         self._size += len(data)
-        if self._size > self._limit:
+        self._check(self._size)
+
+    def _check(self, size: int) -> None:
+        if size > self._limit:
             raise UpstreamError(f"the backend sent an event of more than {self._limit} bytes")
 
     def _skip_bom(self, data: bytes) -> bytes:

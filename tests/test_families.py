@@ -24,10 +24,13 @@ MODELS = {
         moonshotai:kimi@k3 k3 k3[1m] k3-256k""",
     "kimi-k3.1-pro": """moonshotai/Kimi-K3.1-Pro kimi-k3.1-pro kimi-k3.1-pro-highspeed kimi-k3-1-pro k3.1-pro""",
     "kimi-k2": """moonshotai/Kimi-K2.7-Code moonshotai/Kimi-K2.6 moonshotai/Kimi-K2.5 moonshotai/Kimi-K2-Thinking
-        moonshotai/Kimi-K2-Instruct moonshotai/Kimi-Linear-48B-A3B-Instruct kimi-k2.7-code kimi-k2.7-code-highspeed
-        kimi-k2-0711-preview kimi-k2-0905-preview kimi-k2-turbo-preview kimi-k2-thinking kimi-k2-thinking-turbo
+        moonshotai/Kimi-Linear-48B-A3B-Instruct kimi-k2.7-code kimi-k2.7-code-highspeed kimi-k2-thinking
+        kimi-k2-thinking-turbo
         kimi-latest moonshot.kimi-k2-thinking kimi-k2.6:cloud k2p5 k2p6 k2p7 kimi-for-coding
         kimi-for-coding-highspeed""",
+    "kimi-k2-instruct": """moonshotai/Kimi-K2-Instruct moonshotai/Kimi-K2-Instruct-0905 kimi-k2-0711-preview
+        kimi-k2-0905-preview kimi-k2-turbo-preview""",
+    "qwen3-instruct": "Qwen/Qwen3-Next-80B-A3B-Instruct Qwen/Qwen3-Coder-30B-A3B-Instruct qwen3-coder-plus",
     "glm": """zai-org/GLM-4.5 zai-org/GLM-4.5V zai-org/GLM-4.6 zai-org/GLM-4.6V zai-org/GLM-4.7 zai-org/GLM-5
         zai-org/GLM-5.1 zai-org/GLM-5.2 ~z-ai/glm-latest glm-5.1:cloud glm-5.2:cloud""",
     "glm-5.3": "zai-org/GLM-5.3 zai-org/GLM-5.3-Flash zai-org/GLM-5.3-Flash-BF16 z-ai/glm-5.3 GLM-5.4",
@@ -222,7 +225,7 @@ def test_a_users_table_changes_only_the_keys_that_it_names():
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ({"effort": ["low"]}, r"families\.mine\.effort\b.*the keys are models, thinks"),
+        ({"effort": ["low"]}, r"families\.mine\.effort\b.*the keys are models, like, thinks"),
         ({"history": "some"}, r"families\.mine\.history: "),
         ({"models": ["kimi-("]}, r"families\.mine\.models: .*'kimi-\(' is no regular expression"),
         ({"tags": [["<think>", ""]]}, r"families\.mine\.tags\.0\.1: "),
@@ -241,3 +244,27 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones():
     """In the order in which they are asked."""
     with pytest.raises(ConfigError, match=r"unknown family 'kimi'; known: kimi-k3\.1-pro, kimi-k3, kimi-k2"):
         FAMILIES.named("kimi")
+
+
+def test_a_family_takes_from_the_one_that_it_is_like_what_it_does_not_say():
+    """Whole keys; models, source and date are its own. A user's family can be like a shipped one."""
+    mine = load({"mine": {"models": ["my-k3"], "like": "kimi-k3.1-pro", "sampling": {"top_p": 0.5}}}).named("mine")
+    k3 = FAMILIES.named("kimi-k3")
+    assert (mine.efforts, mine.tags, mine.history) == (k3.efforts, k3.tags, k3.history)
+    assert (mine.floors, mine.sampling) == (FAMILIES.named("kimi-k3.1-pro").floors, {"top_p": 0.5})
+    assert (mine.models, mine.source) == (("my-k3",), "")
+
+
+@pytest.mark.parametrize(
+    ("tables", "problem"),
+    [
+        ({"mine": {"like": "kimi"}}, "families.mine.like: mine is like 'kimi', which is no family"),
+        ({"a": {"like": "b"}, "b": {"like": "a"}}, "families.a.like: b is like itself"),
+        ({"mine": {"like": "mine"}}, "families.mine.like: mine is like itself"),
+        ({"mine": {"like": 3}}, "families.mine.like: mine is like 3, which is no family"),
+    ],
+)
+def test_a_likeness_that_leads_nowhere_is_an_error(tables, problem):
+    """It names the family and the key."""
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        load(tables)

@@ -42,6 +42,7 @@ _CHUNK = msgspec.json.Decoder(_Chunk)
 
 def decode(payload: bytes, *, whole: bool = False) -> Event:
     """One event of a stream, or a `whole` answer. Raises UpstreamError for what is no JSON object."""
+    payload = _utf8(payload)
     try:
         chunk = _chunk(payload)
     except JsonError as error:
@@ -63,6 +64,17 @@ def decode(payload: bytes, *, whole: bool = False) -> Event:
     if isinstance(chunk.timings, dict):
         event.timings = chunk.timings
     return event
+
+
+def _utf8(payload: bytes) -> bytes:
+    """The payload with what is no UTF-8 replaced: it may stand in a field that nobody reads, and leave as it came."""
+    if payload.isascii():
+        return payload
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return payload.decode("utf-8", "replace").encode()
+    return payload
 
 
 def _chunk(payload: bytes) -> _Chunk:
