@@ -67,7 +67,7 @@ class Dialect:
 
     name: ClassVar[str] = ""
     hosts: ClassVar[tuple[str, ...]] = ()
-    """Parts of the host name of a known service."""
+    """Ends of the host names of a known service."""
     servers: ClassVar[tuple[str, ...]] = ()
     """Values of its `Server` header."""
     owners: ClassVar[tuple[str, ...]] = ()
