@@ -40,6 +40,13 @@ def effort(fields: Values, options: Values) -> Ask | None:
     return ask
 
 
+def contradicted(fields: Values, options: Values) -> tuple[str, ...]:
+    """The places, beside the template options, where another word is said than the one that counts."""
+    said = list(_efforts(fields, options))
+    places = (ask.where for ask in said[1:] if ask.word != said[0].word)
+    return tuple(where for where in places if not where.startswith("chat_template_kwargs."))
+
+
 def _efforts(fields: Values, options: Values) -> Iterator[Ask]:
     """Template options first, as engines read them."""
     for name in ("thinking_effort", "reasoning_effort"):
@@ -53,9 +60,10 @@ def _efforts(fields: Values, options: Values) -> Iterator[Ask]:
     for name in _TABLES:
         yield from _efforts_in(name, fields.get(name))
     for name in _SWITCHES:
-        value = fields.get(name)
-        if word := "none" if value is False else _word(value):
-            yield Ask(word, name)
+        if fields.get(name) is False:
+            yield Ask("none", name)
+    if word := _word(fields.get("think")):  # Ollama's, which is a switch and an effort
+        yield Ask(word, "think")
 
 
 def _efforts_in(name: str, value: Json) -> Iterator[Ask]:

@@ -54,6 +54,7 @@ class Backend:
         self._names: dict[str, str] = {}
         self.answered = False
         """The latest contact went well."""
+        self._stale = False  # a contact failed since the latest look: another server may stand there now
 
     @property
     def engine(self) -> str:
@@ -98,7 +99,7 @@ class Backend:
 
     @property
     def _is_known(self) -> bool:
-        return self._found is not None and self.answered
+        return self._found is not None and not self._stale
 
     @property
     def needs_probe(self) -> bool:
@@ -121,7 +122,7 @@ class Backend:
                 log.warning("backend %s at %s %s", self.name, self.settings.shown_url, what)
             self._trouble = what
             return
-        self._trouble = ""
+        self._trouble, self._stale = "", False
         found = found.over(self._found)
         if found != self._found:
             self._found = found
@@ -131,8 +132,11 @@ class Backend:
 
     async def _ask(self, url: str, body: Mapping[str, Any] | None) -> tuple[dict[str, str], Any] | None:
         found = await self._wire.ask(url, body, seconds=PROBE_SECONDS)
-        self.answered = self.answered or found is not None
-        return found[1:] if found is not None and found[0] == 200 else None
+        if found is None:
+            return None
+        self.answered = True
+        status, headers, content = found
+        return headers, content if status == 200 else None
 
     @property
     def found(self) -> probes.Found | None:
@@ -164,6 +168,7 @@ class Backend:
             budget_fields=dialect.budget_fields if writes or not dialect.budget_needs_parser else (),
             reasoning_field=writes if writes and dialect.learns_field else dialect.field_for(self.version),
             is_service=dialect.is_service,
+            takes_options=dialect.takes_template_options or dialect.effort_places is None,
             takes_developer=dialect.takes_developer or family.developer_role,
             refuses_overflow=dialect.refuses_overflow,
             refuses_missing=dialect.refuses_missing,
@@ -222,11 +227,10 @@ class Backend:
         pooled = self.dialect.reuses_connections
         try:
             answer = await self._wire.send(method, path, headers, body, query=query, pooled=pooled)
-        except UpstreamUnreachable:
-            self.answered = False  # what stands there when it is back may be another server
-            raise
-        except UpstreamError:
-            self._probed = float("-inf")  # it may have been started anew
+        except UpstreamError as error:
+            self._stale = True
+            if isinstance(error, UpstreamUnreachable):
+                self.answered = False
             raise
         self.answered = True
         return answer

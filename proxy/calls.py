@@ -7,17 +7,20 @@ call that has none gets one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.jsons import JsonError, dumps, loads
+from proxy.jsons import dumps
 from proxy.messages import Json
 
 NewId = Callable[[], str]
 """Makes an id for a call that the engine gave none."""
 
 _NO_ARGUMENTS = "{}"
+_MARKS = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
+"""What tells where a JSON text ends."""
 
 
 @dataclass(slots=True)
@@ -30,6 +33,10 @@ class _Call:
     name: str = ""
     pieces: list[str] = field(default_factory=list)
     unsent: list[str] = field(default_factory=list)
+    seen: int = 0
+    depth: int = -1  # before the first bracket
+    quoted: bool = False
+    escape: str = ""
     others: dict[str, Json] = field(default_factory=dict)
     others_of_function: dict[str, Json] = field(default_factory=dict)
 
@@ -44,14 +51,25 @@ class _Call:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no argument can follow."""
-        if not self.pieces or self.pieces[-1].rstrip()[-1:] != "}":
-            return False
-        try:
-            loads(self.arguments.encode("utf-8", "surrogatepass"))
-        except JsonError:
-            return False
-        return True
+        """Whether no argument can follow: the object has ended. Each piece is looked at once."""
+        if self.seen < len(self.pieces):
+            text = self.escape + "".join(self.pieces[self.seen :])
+            self.seen, self.escape = len(self.pieces), ""
+            for mark in _MARKS.findall(text):
+                self._read(mark)
+        return self.depth == 0 and not self.quoted
+
+    def _read(self, mark: str) -> None:
+        if mark.startswith("\\"):
+            self.escape = mark if len(mark) == 1 else ""  # what it escapes is still to come
+        elif self.quoted:
+            self.quoted = mark != '"'
+        elif mark == '"':
+            self.quoted = True
+        elif mark in "{[":
+            self.depth = max(self.depth, 0) + 1
+        elif mark in "}]":
+            self.depth -= 1
 
     def grow(self, fragment: dict[str, Json], function: dict[str, Json], arguments: str) -> None:
         """Take a fragment in."""
@@ -117,8 +135,7 @@ class Calls:
         if fragment.get("type") not in (None, "", "function") or "custom" in fragment:
             self._custom = True
             return [fragment]  # OpenAI's custom tools have no function: they pass as they came
-        function = fragment.get("function")
-        function = function if isinstance(function, dict) else {}
+        function = _function(fragment)
         id, name = _text(fragment.get("id")), _text(function.get("name"))
         index, arguments = _index(fragment.get("index")), arguments_text(function.get("arguments"))
         call = self._continued(index, id, name, arguments)
@@ -127,7 +144,7 @@ class Calls:
                 return []
             call = _Call()
             self._calls.append(call)
-        elif id and name and call.id == id and call.arguments == arguments and call.is_whole:
+        elif id and name and call.id == id and call.is_whole and call.arguments == arguments:
             return []  # the whole call once more, as some servers end a stream
         call.grow(fragment, function, arguments)
         if index is not None:
@@ -161,8 +178,11 @@ class Calls:
         Engines count from anywhere, give all calls the index 0, or none; they repeat ids and names, or send them late.
         """
         known = self._known(index, id, name)
-        if known is None or (id and known.id and id != known.id):
+        if known is None:
             return None
+        if id and known.id and id != known.id and (name or known.is_whole):
+            # Another id alone, in the middle of arguments, is one of the servers that make a new one each time.
+            return known if name == known.name and known.pieces and not known.is_whole else None
         if not name or not known.name:
             return known
         if name != known.name:
@@ -180,8 +200,16 @@ class Calls:
         return self._by_id.get(id) or late
 
 
-_OWN = frozenset({"index", "id", "type", "function"})
 _OWN_OF_FUNCTION = frozenset({"name", "arguments"})
+_OWN = frozenset({"index", "id", "type", "function"}) | _OWN_OF_FUNCTION
+
+
+def _function(fragment: dict[str, Json]) -> dict[str, Json]:
+    """The function of a call; some servers write its fields beside the id."""
+    function = fragment.get("function")
+    if isinstance(function, dict):
+        return function
+    return {name: fragment[name] for name in _OWN_OF_FUNCTION if name in fragment}
 
 
 def whole(entries: list[dict[str, Json]], new_id: NewId) -> list[dict[str, Json]]:
@@ -190,9 +218,10 @@ def whole(entries: list[dict[str, Json]], new_id: NewId) -> list[dict[str, Json]
 
 
 def _whole(entry: dict[str, Json], new_id: NewId) -> dict[str, Json]:
-    function = entry.get("function")
-    if not isinstance(function, dict):
+    function = _function(entry)
+    if not function:
         return entry
+    entry = {name: value for name, value in entry.items() if name not in _OWN_OF_FUNCTION}
     text = arguments_text(function.get("arguments"))
     strict = {**function, "name": _text(function.get("name")), "arguments": text if text.strip() else _NO_ARGUMENTS}
     return {**entry, "id": _text(entry.get("id")) or new_id(), "type": "function", "function": strict}

@@ -81,8 +81,7 @@ def serve(
     Example:
       reasoning-proxy serve --backend http://127.0.0.1:8080/v1 --engine llama-server
     """
-    if backend is None and (engine is not None or family is not None):
-        raise click.UsageError("--engine and --family say what --backend URL is; the URL is missing")
+    _needs_backend(backend, engine, family)
     from proxy.config import load
 
     overrides = {"server": _given(host=host, port=port)}
@@ -143,16 +142,25 @@ main.add_command(store_commands.store)
 @main.command()
 @options.config
 @click.option("--backend", metavar="URL", help="Look at this backend alone.")
+@click.option("--engine", help="What runs there; needs --backend.  [default: auto]")
+@click.option("--family", help="What its models want; needs --backend.  [default: auto]")
 @click.option(
     "--generate/--no-generate",
     default=None,
     help="Ask for short answers, also of hosted services, which cost money; or of none.  [default: where it is free]",
 )
 @click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
-def doctor(config: Path | None, backend: str | None, generate: bool | None, as_json: bool) -> None:
+def doctor(
+    config: Path | None,
+    backend: str | None,
+    engine: str | None,
+    family: str | None,
+    generate: bool | None,
+    as_json: bool,
+) -> None:
     """Ask each backend what it does with thoughts, and say what helps.
 
-    Exit code 0: nothing hurts; 1: something does, or a backend is down.
+    Exit code 0: nothing hurts; 1: something does, or a backend is down; 2: the settings or options are wrong.
 
     \b
     Example:
@@ -163,7 +171,8 @@ def doctor(config: Path | None, backend: str | None, generate: bool | None, as_j
     from proxy import doctor as checks
     from proxy.config import load
 
-    overrides = {"backends": {"default": {"url": backend}}} if backend is not None else {}
+    _needs_backend(backend, engine, family)
+    overrides = {"backends": {"default": _given(url=backend, engine=engine, family=family)}} if backend else {}
     settings = load(config, overrides=overrides, require_backends=backend is None)
     names = ["default"] if backend is not None else None
     found = asyncio.run(checks.run(settings, names, generate=generate, say=lambda line: click.echo(line, err=True)))
@@ -212,6 +221,11 @@ def show(config: Path | None) -> None:
     from proxy.config import load, show
 
     click.echo(show(load(config)), nl=False)
+
+
+def _needs_backend(backend: str | None, engine: str | None, family: str | None) -> None:
+    if backend is None and (engine is not None or family is not None):
+        raise click.UsageError("--engine and --family say what --backend URL is; the URL is missing")
 
 
 def _given(**options: object) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 import tomllib
@@ -20,6 +21,7 @@ HistoryRule = Literal["all", "tools", "current", "never"]
 RequiredRule = Literal["never", "calls", "tools"]
 ORDER = ("minimal", "low", "medium", "high", "xhigh", "max", "ultra")
 """Effort words that clients use, in rising order."""
+SAMPLED = ("temperature", "top_p")
 Mark = Annotated[str, MinLen(1)]
 FALLBACK = "generic"
 
@@ -64,13 +66,21 @@ class Family(Section):
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
         return patterns
 
+    @field_validator("sampling", "agentic")
+    @classmethod
+    def _is_sampling(cls, values: Mapping[str, float]) -> Mapping[str, float]:
+        if unknown := [name for name in values if name not in SAMPLED]:
+            raise ValueError(f"{unknown[0]!r} is none of {', '.join(SAMPLED)}")
+        return values
+
     def fitted(self, word: str) -> str | None:
         """The family's own word for one that a client says; None for one that is none.
 
-        A word of the table, or the next higher one of the usual order, else the highest.
+        A word of the table, or the next higher one of the usual order, else the highest; in any case of letters.
         """
         if not self.efforts or word in self.efforts:
             return word
+        word = word.lower()
         word = self.effort_words.get(word, word)
         if word in self.efforts or word not in ORDER:
             return word if word in self.efforts else None
@@ -118,8 +128,10 @@ def _inherited(name: str, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     seen, like = [name], found.get("like")
     while like:
         if not isinstance(like, str) or like not in tables or like in seen:
-            what = "is like itself" if like in seen else f"is like {like!r}, which is no family"
-            raise ConfigError(f"families.{name}.like: {seen[-1]} {what}; known: {', '.join(tables)}")
+            near = difflib.get_close_matches(str(like), [each for each in tables if each != name], 1)
+            guess = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(tables)}"
+            what = "is like itself" if like in seen else f"is like {like!r}, which is no family{guess}"
+            raise ConfigError(f"families.{name}.like: {seen[-1]} {what}")
         found = {**{key: value for key, value in tables[like].items() if key not in _OWN}, **found}
         seen.append(like)
         like = tables[like].get("like")

@@ -1,7 +1,7 @@
 """Reading and writing JSON: msgspec, and the standard library for what msgspec refuses.
 
 Half a surrogate pair (an emoji that somebody cut in two) stands in real requests and in real deltas, where the next one
-brings the other half. msgspec refuses the whole text then, as it does for NaN and 1e999.
+brings the other half. msgspec refuses the whole text then, as it does for NaN, 1e999 and raw line ends in texts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def loads(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
-        return json.loads(data)
+        return json.loads(data.decode("utf-8", "replace"), strict=False)
 
 
 def dumps(value: Any) -> bytes:

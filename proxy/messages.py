@@ -96,8 +96,9 @@ class Budget:
 class ChatRequest:
     """A chat completion request: raw `fields` in the client's order, and what the rules need to know of them.
 
-    `switched_on` is where the client says that the model shall think, without a word for how much; `keeps_all` that
-    all past thoughts count (`thinking.keep`).
+    `contradicted` are the places where another effort is said than `effort`. `switched_on` is where the client says
+    that the model shall think, without a word for how much; `keeps_all` that all past thoughts count
+    (`thinking.keep`).
     """
 
     fields: Mapping[str, bytes]
@@ -109,6 +110,7 @@ class ChatRequest:
     max_tokens: int | None = None
     max_tokens_field: str | None = None
     effort: Ask | None = None
+    contradicted: tuple[str, ...] = ()
     switched_on: str | None = None
     budget: Budget | None = None
     keeps_all: bool = False
@@ -146,6 +148,7 @@ class Facts:
     known. `conversation_effort` is `Turn.effort` of the latest known turn of the same conversation.
     `bytes_per_token` is that of prompts, learned or assumed on the safe side. `reasoning_field` is the name under
     which past thoughts are read, empty for the engine's usual one. `is_service`: the family's own service.
+    `takes_options`: it reads template options.
     """
 
     backend: str
@@ -164,6 +167,7 @@ class Facts:
     reasoning_field: str = ""
     is_service: bool = False
     takes_developer: bool = True
+    takes_options: bool = True
     refuses_overflow: bool = False
     refuses_missing: bool = False
     bytes_per_token: float = 3.0

@@ -49,6 +49,7 @@ def read(body: bytes) -> ChatRequest:
         max_tokens=cap,
         max_tokens_field=cap_field,
         effort=asks.effort(said, chosen),
+        contradicted=asks.contradicted(said, chosen),
         switched_on=asks.switched_on(said, chosen),
         budget=asks.budget(said),
         keeps_all=asks.keeps_all(said),
@@ -226,6 +227,22 @@ def _thought_in(part: Json) -> str | None:
     if isinstance(said, list):
         said = "".join(piece["text"] for piece in said if _is(piece, "text"))
     return said if isinstance(said, str) else None
+
+
+def parted(content: list[Json]) -> tuple[str, str] | None:
+    """(thought, text) of an answer whose content is a list of parts, as Mistral's; None where it has other parts."""
+    thoughts = [_thought_in(part) for part in content]
+    others = [part for part, thought in zip(content, thoughts, strict=True) if thought is None]
+    if not all(_is(part, "text") for part in others):
+        return None
+    return "".join(thought or "" for thought in thoughts), "".join(part["text"] for part in others)
+
+
+def parts_text(value: Json) -> str:
+    """The text of a thought that is an object, or a list of parts."""
+    parts = value if isinstance(value, list) else [value]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def tool_calls(value: Json) -> tuple[ToolCall, ...]:

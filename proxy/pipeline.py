@@ -142,13 +142,13 @@ class Pipeline:
         shaper = shape.Shaper(self.settings.thinking, route.family, filler=self._filler(plan), new_id=_call_id)
         usage = {"include_usage": request.include_usage, "continuous_usage": request.continuous_usage}
         view = render.View(caller.shown, **usage)
-        told = [*_returned(answer.headers), *headers.of_plan(plan)]
+        told = [*_returned(answer.headers, record), *headers.of_plan(plan)]
         if answer.status >= 400:
             more, error = await refusals.refused(answer, record)
             return Reply(answer.status, told + more, error)
         dialect = route.backend.dialect
         if request.stream:
-            body = relay.Stream(await relay.streamed(answer), dialect, shaper, view, record)
+            body = relay.Stream(await relay.streamed(answer, dialect), dialect, shaper, view, record)
             return Reply(answer.status, told + relay.STREAM_HEADERS, body)
         event = await relay.whole(answer, dialect, shaper, record)
         more = headers.of_answer(record.entry.outcome, record.cost())
@@ -221,7 +221,7 @@ class Pipeline:
         try:
             rows = msgspec.json.decode(body)["data"]
             return [row for row in rows if isinstance(row["id"], str)]
-        except (msgspec.DecodeError, LookupError, TypeError):
+        except (msgspec.DecodeError, LookupError, TypeError, RecursionError):
             raise UpstreamError(f"backend {backend.name} sent a list of models that cannot be read") from None
 
     async def _pass_through(self, call: Call, record: Record) -> Reply:
@@ -236,14 +236,13 @@ class Pipeline:
         record.entry.attempts = 1
         answer = await backend.send(call.method, call.path.removeprefix("/v1"), sent, call.body, query=call.query)
         record.answered(answer.status)
-        told = [("x-proxy-backend", backend.name), *_returned(answer.headers)]
-        refused = answer.status >= 400
-        kept = ("content-type", "cache-control") if refused else ("content-type", "cache-control", "content-encoding")
+        told = [("x-proxy-backend", backend.name), *_returned(answer.headers, record)]
+        if answer.status >= 400:
+            more, error = await refusals.refused_raw(answer, record)
+            return Reply(answer.status, told + more, error)
+        kept = ("content-type", "cache-control", "content-encoding")
         told += [(name, answer.headers[name]) for name in kept if name in answer.headers]
-        if not refused:
-            return Reply(answer.status, told, relay.Raw(answer, record))
-        advice, error = await refusals.refused_raw(answer, record)
-        return Reply(answer.status, told + advice, error)
+        return Reply(answer.status, told, relay.Raw(answer, record))
 
     async def _backend_for(self, body: bytes, record: Record) -> Backend:
         """By the `model` of a JSON body, else the first backend."""
@@ -304,10 +303,10 @@ def _upstream_headers(incoming: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "accept-encoding": "identity", "content-type": "application/json"}
 
 
-def _returned(found: Mapping[str, str]) -> list[tuple[str, str]]:
+def _returned(found: Mapping[str, str], record: Record) -> list[tuple[str, str]]:
     """A backend's headers that mean something to the client, such as rate limits and trace ids."""
     return [
-        (name, value)
+        (name, record.safe(value))
         for name, value in found.items()
         if name.lower() not in _NOT_RETURNED and not name.lower().startswith("x-proxy-") and value.isprintable()
     ]

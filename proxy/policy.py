@@ -12,12 +12,12 @@ from annotated_types import Ge, Le
 from proxy import window
 from proxy.asks import MOST_TOKENS
 from proxy.errors import InvalidRequest
+from proxy.families import SAMPLED
 from proxy.jsons import dumps, loads
 from proxy.messages import Ask, ChatRequest, Json, Plan
 from proxy.section import Section
 
 _USUAL_EFFORTS = ("low", "medium", "high")
-_SAMPLING = ("temperature", "top_p")
 
 Tokens = Annotated[int, Ge(0), Le(MOST_TOKENS)]
 
@@ -92,7 +92,8 @@ def _asked_effort(plan: Plan, ask: Ask) -> Plan:
     if ask.word == "none":
         return _asked_not_to_think(plan, ask)
     word: str | None = ask.word
-    if not ask.where.startswith("chat_template_kwargs."):  # whoever names a template's option knows its words
+    if not (plan.facts.takes_options and ask.where.startswith("chat_template_kwargs.")):
+        # Whoever names an option of the template knows its words.
         word = family.fitted(ask.word)
         if word is None:
             known, where = ", ".join(dict.fromkeys([*family.efforts, *family.effort_words])), ask.where or "model"
@@ -110,10 +111,10 @@ def _asked_not_to_think(plan: Plan, ask: Ask) -> Plan:
     facts = plan.facts
     if not facts.thinks_always or not facts.family.thinks:
         return replace(plan, effort="none", effort_reason=_who(ask))
-    if not facts.family.efforts:
-        return replace(plan, effort_reason="always-thinks")
-    lowest = facts.family.efforts[0]
     why = f"{facts.family.name} always thinks here"
+    if not facts.family.efforts:
+        return plan.decided("effort", why, effort_reason="always-thinks")
+    lowest = facts.family.efforts[0]
     return plan.decided("effort", why, effort=lowest, effort_reason=_who(ask), effort_changed=True)
 
 
@@ -203,8 +204,8 @@ def sampling(plan: Plan, settings: Policy) -> Plan:
     family, facts = plan.facts.family, plan.facts
     if settings.sampling == "client":
         return plan
-    wanted = {**family.sampling, **(family.agentic if plan.request.has_tools else {})}
-    own = {name: value for name in _SAMPLING if (value := _value(plan, name)) is not None}
+    wanted: dict[str, float] = {**family.sampling, **(family.agentic if plan.request.has_tools else {})}
+    own = {name: value for name in SAMPLED if (value := _value(plan, name)) is not None}
     if facts.is_service:
         refused = {name for name, value in own.items() if value != wanted.get(name)} if family.sampling_fixed else ()
         if not refused:

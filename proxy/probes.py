@@ -12,9 +12,11 @@ from proxy.families import ORDER
 from proxy.messages import Json
 
 Ask = Callable[[str, Mapping[str, Json] | None], Awaitable[tuple[dict[str, str], Json] | None]]
-"""GET of an absolute URL, or POST of a JSON body: lower-case headers and decoded JSON, None for anything but a 200 with
-JSON."""
+"""GET of an absolute URL, or POST of a JSON body: lower-case headers and decoded JSON, which is None for anything but a
+200 with JSON; None where nobody answers."""
 
+_MOST_MISSES = 4
+"""Questions that may stay without an answer; each may have waited for its whole time."""
 _MOST_QUESTIONS = 64
 """A server of more models than that is not asked for each of them."""
 
@@ -61,18 +63,18 @@ class Found:
 async def look(ask: Ask, url: str, engine: str) -> Found | None:
     """Probe the backend at `url` (with its `/v1`). A configured `engine` is believed. None: nothing was learned."""
     ask = _once(ask)
-    answer = await ask(f"{url}/models", None)
-    headers, body = answer or ({}, None)
+    headers, body = await ask(f"{url}/models", None) or ({}, None)
     rows = body.get("data") if isinstance(body, dict) else None
     models = tuple(row for row in rows or () if isinstance(row, dict) and isinstance(row.get("id"), str))
     known: str | None = engine
     if engine == "auto":
         known = hosted(url) or await _told(ask, origin(url), headers, models)
-    if answer is None and known in (None, "openai"):
+    if body is None and known in (None, "openai"):
         return None
     dialect = DIALECTS[known or "openai"]
     answers = await _asked(ask, origin(url), dialect, models)
-    if answer is None and not answers and hosted(url) is None:
+    told = body is not None or bool(answers) or headers.get("server", "") in dialect.servers
+    if not told and hosted(url) is None:
         return None
     about = {row["id"]: _rising(dialect.about(row, answers)) for row in models}
     return Found(dialect.name, dialect.version(headers, answers), models, about, answers, guessed=known is None)
@@ -100,11 +102,16 @@ async def _asked(ask: Ask, base: str, dialect: Dialect, models: tuple[dict[str, 
     """The answers to the engine's own questions, by path."""
     answers: dict[str, Json] = {}
     asked: set[str] = set()
+    missed = 0
     while due := [each for each in dialect.questions(models, answers) if each.path not in asked]:
         for question in due[: _MOST_QUESTIONS - len(asked)]:
+            if missed == _MOST_MISSES:
+                return answers
             found = await ask(base + question.path.partition("#")[0], question.body)
-            if found is not None:
+            if found is not None and found[1] is not None:
                 answers[question.path] = found[1]
+            else:
+                missed += 1
         asked |= {question.path for question in due}
     return answers
 

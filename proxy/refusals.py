@@ -77,12 +77,26 @@ def _advice(answer: Answer, body: bytes) -> list[tuple[str, str]]:
 
 
 async def refused_raw(answer: Answer, record: Record) -> tuple[list[tuple[str, str]], bytes]:
-    """The decoded body of an error that passes through, without keys, and the advice on sending again."""
+    """The body of an error that passes through, without keys, and the advice on sending again.
+
+    What has an `error` object stays as it is, in OpenAI's shape or Anthropic's; what has none is put into the first.
+    """
     body = await answer.read()
-    record.entry.error = record.safe(error_fields(body, answer.status)[0])
+    message, kind, param, code = error_fields(body, answer.status)
+    record.entry.error = record.safe(message)
     record.finish("upstream_error")
-    told = record.safe(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-    return _advice(answer, body), told
+    if not _has_shape(body):
+        return [_JSON, *_advice(answer, body)], record.safe(error_body(message, kind, code, param).decode()).encode()
+    kept = [("content-type", answer.headers["content-type"])] if "content-type" in answer.headers else []
+    return [*kept, *_advice(answer, body)], record.safe(body.decode("utf-8", "replace")).encode()
+
+
+def _has_shape(body: bytes) -> bool:
+    try:
+        found = loads(body)
+    except JsonError:
+        return False
+    return isinstance(found, dict) and isinstance(found.get("error"), dict)
 
 
 def error_fields(body: bytes, status: int) -> tuple[str, str | None, object, object]:
@@ -95,7 +109,7 @@ def error_fields(body: bytes, status: int) -> tuple[str, str | None, object, obj
         found = found["error"]
     if not isinstance(found, dict):
         return str(found or f"the backend answered {status} without a body"), "upstream_error", None, status
-    message = found.get("message") or dumps(found).decode()
+    message = found.get("message") or found.get("detail") or dumps(found).decode()
     kind = found.get("type")
     return str(message), kind if isinstance(kind, str) else "upstream_error", found.get("param"), found.get("code")
 

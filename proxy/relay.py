@@ -9,7 +9,7 @@ from typing import Protocol
 from proxy import refusals, render, shape, sse
 from proxy.dialects import Dialect
 from proxy.errors import InternalError, ProxyError, UpstreamError
-from proxy.jsons import JsonError, dumps, loads
+from proxy.jsons import dumps, loads, objects
 from proxy.messages import Event, Json
 from proxy.record import Record
 from proxy.wire import Answer
@@ -78,16 +78,19 @@ class Stream:
         ready, self._ready = self._ready, []
         return b"".join(ready)
 
-    def _release(self) -> None:
+    def _release(self, *, broken: bool = False) -> None:
         """What was held back leaves: nothing follows that it could belong to."""
-        held = Event(b"", self._shaper.rest())
+        held = Event(b"", self._shaper.rest(broken=broken))
         self._record.event(held)
         self._ready.append(self._view.rest(held.parts))
 
     def _fail(self, error: ProxyError) -> None:
-        self._release()
+        self._release(broken=True)
         self._record.failed(error)
-        self._ready.append(render.failure(self._record.safe(error.message), error.type, error.code))
+        self._ready.append(self._told(error.message, error.type, error.code))
+
+    def _told(self, message: str, kind: str, code: object) -> bytes:
+        return self._record.safe(render.failure(message, kind, code).decode()).encode()
 
     def _take(self, payloads: list[bytes]) -> bool:
         """Read events that came together; true when the stream is over."""
@@ -130,12 +133,12 @@ class Stream:
 
     def _broken(self, error: Mapping[str, Json]) -> None:
         """The backend's own words for what went wrong."""
-        self._release()
-        message = self._record.safe(str(error.get("message") or "the backend reported an error without a message"))
+        self._release(broken=True)
+        message = str(error.get("message") or "the backend reported an error without a message")
         self._record.failed(UpstreamError(message))
         kind = error.get("type")
         kind = kind if isinstance(kind, str) else UpstreamError.type
-        self._ready.append(render.failure(message, kind, error.get("code")))
+        self._ready.append(self._told(message, kind, error.get("code")))
 
     def interrupt(self, error: ProxyError) -> bytes:
         """What is ready, and the error as the last event; nothing where the stream had come to its end."""
@@ -149,32 +152,37 @@ class Stream:
         await self._answer.aclose()
 
 
-async def streamed(answer: Answer) -> Chunked:
+async def streamed(answer: Answer, dialect: Dialect) -> Chunked:
     """The answer to a request for a stream; a backend that does not stream answers whole, in one event then."""
     if answer.kind != "application/json" or answer.status != 200:
         await refusals.expect(answer, "text/event-stream")
         return answer
     body = await answer.read()
-    try:
-        found = loads(body)
-        choices = [_whole_delta(choice) for choice in found.get("choices") or ()]
-    except (*JsonError, AttributeError, TypeError):
-        raise UpstreamError("the backend answered a request for a stream with JSON that is no answer") from None
-    if not choices:
-        raise refusals.inside(found.get("error") or {"message": "the backend answered without a choice"})
+    event = dialect.decode(body, whole=True)
+    if event.error is not None or not event.parts:
+        raise refusals.inside(event.error or _EMPTY)
+    found = loads(body)
     usage = found.pop("usage", None)
-    events = [{**found, "object": "chat.completion.chunk", "choices": choices}]
+    head = {**found, "object": "chat.completion.chunk"}
+    said, ends = zip(*map(_as_deltas, found["choices"]), strict=True)
+    events = [{**head, "choices": said}, {**head, "choices": ends}]
     if usage:
-        events.append({**events[0], "choices": [], "usage": usage})
+        events.append({**head, "choices": [], "usage": usage})
     return _Written(b"".join(sse.encode(dumps(event)) for event in events) + sse.DONE_EVENT)
 
 
-def _whole_delta(choice: Mapping[str, Json]) -> dict[str, Json]:
-    """A choice of a whole answer as the one delta of a stream."""
-    message = dict(choice["message"])
+_EMPTY = {"message": "the backend answered without a choice"}
+
+
+def _as_deltas(choice: Mapping[str, Json]) -> tuple[dict[str, Json], dict[str, Json]]:
+    """A choice of a whole answer as two of a stream: what it says, and its finish."""
+    message = choice.get("message")
+    message = dict(message) if isinstance(message, dict) else {}
     if isinstance(message.get("tool_calls"), list):
-        message["tool_calls"] = [{**call, "index": at} for at, call in enumerate(message["tool_calls"])]
-    return {**{name: value for name, value in choice.items() if name != "message"}, "delta": message}
+        message["tool_calls"] = [{**call, "index": at} for at, call in enumerate(objects(message["tool_calls"]))]
+    rest = {name: value for name, value in choice.items() if name not in ("message", "finish_reason")}
+    end = {"index": choice.get("index", 0), "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"}
+    return {**rest, "delta": message, "finish_reason": None}, end
 
 
 class _Written:
@@ -223,8 +231,8 @@ async def whole(answer: Answer, dialect: Dialect, shaper: shape.Shaper, record: 
     shaper.apply(event, whole=True)
     record.flag("filler_echo", shaper.heard)
     record.fold.add(event)
-    if event.error is not None:
-        raise refusals.inside(event.error)
+    if event.error is not None or not event.parts:
+        raise refusals.inside(event.error or _EMPTY)
     record.finish()
     await record.settled()
     return event

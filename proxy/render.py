@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from proxy import sse
-from proxy.fold import Fold, finish_of
+from proxy.fold import Choice, Fold, finish_of
 from proxy.jsons import dumps, loads
 from proxy.messages import REASONING_FIELDS, Event, Json, Part
 from proxy.normalise import details_text
@@ -59,9 +59,21 @@ class View:
             self._usage = body.pop("usage", None) or self._usage
             for choice in body["choices"]:
                 self._usage = choice.pop("usage", None) or self._usage
-        choices = zip(body["choices"], event.parts, strict=True)
+        choices = list(zip(body["choices"], event.parts, strict=True))
         body["choices"] = [choice for choice, part in choices if self._choice(choice, part)]
-        return sse.encode(dumps(body)) if body["choices"] else b""
+        if not body["choices"]:
+            return b""
+        ends = [choice for choice, part in choices if event.shaped and part.calls and part.finish]
+        return sse.encode(dumps(body)) if not ends else self._before_finish(body, ends)
+
+    def _before_finish(self, body: dict[str, Any], ends: list[dict[str, Any]]) -> bytes:
+        """Calls that were held back leave before the finish: the SDK tells of a call when something follows it."""
+        finishes = [
+            {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]} for choice in ends
+        ]
+        for choice in ends:
+            choice["finish_reason"] = None
+        return sse.encode(dumps(body)) + sse.encode(dumps({**body, "choices": finishes}))
 
     def _without_choices(self, event: Event) -> bytes:
         """An event beside the choices: mostly the usage, which is due when all of them have their finish."""
@@ -71,6 +83,7 @@ class View:
             return b""
         if (self._running or self._last is None) and not self._continuous:
             self._usage = loads(event.raw).get("usage")
+            self._last = self._last or event.raw
             return b""
         self._include_usage, self._usage = self._continuous, None
         return sse.encode(_one_line(event.raw))
@@ -93,7 +106,8 @@ class View:
 
     def close(self, fold: Fold) -> bytes:
         """The end of a complete stream: a finish for each choice that lacks one, the usage, then `[DONE]`."""
-        lacking = [(at, choice) for at, choice in fold.choices.items() if choice.finish is None]
+        choices = fold.choices or {0: Choice()}
+        lacking = [(at, choice) for at, choice in choices.items() if choice.finish is None]
         ends = [({"index": at, "delta": {}}, Part(at, finish=finish_of(choice))) for at, choice in lacking]
         left = self._added(ends)
         if self._usage is not None and self._include_usage and not self._continuous and self._last is not None:

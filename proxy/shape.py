@@ -53,12 +53,12 @@ class Shaper:
             if choice.take(part, whole=whole):
                 event.shaped = True
 
-    def rest(self) -> list[Part]:
+    def rest(self, *, broken: bool = False) -> list[Part]:
         """What is still held back, when the stream is over without a finish of its choices."""
         parts = []
         for at, choice in self._choices.items():
             part = Part(at)
-            choice.release(part, cut=False)
+            choice.release(part, cut=broken)
             if part.reasoning or part.text or part.calls:
                 parts.append(part)
         return parts
@@ -109,8 +109,9 @@ class _Choice:
         said = part.finish or "stop"
         word = _FINISHES.get(said.lower(), said)
         self.release(part, cut=word == "length")
-        if word in ("stop", "tool_calls"):
-            word = "tool_calls" if part.calls or self._calls else "stop"
+        called = bool(part.calls or self._calls)
+        if word in ("stop", "tool_calls") or (word == "function_call" and called):
+            word = "tool_calls" if called else "stop"
         part.finish, self._finished = word, True
 
     def _texts(self, reasoning: str, text: str, *, last: bool) -> tuple[str, str]:

@@ -7,6 +7,7 @@ Source: the WHATWG HTML standard, "9.2.6 Interpreting an event stream".
 from __future__ import annotations
 
 from proxy.errors import UpstreamError
+from proxy.jsons import JsonError, dumps, loads
 
 DONE = b"[DONE]"
 EVENT_LIMIT = 64 * 1024 * 1024
@@ -18,8 +19,9 @@ _BOM = b"\xef\xbb\xbf"
 class Decoder:
     """Turns the bytes of a stream into the payloads of its `data` fields.
 
-    Comments, `event`, `id` and `retry` fields are read and dropped. A payload of several `data` lines is joined by a
-    space, not by a line feed: both are white space to JSON, and a payload is to fit on one line when it leaves.
+    Comments, `id` and `retry` fields are read and dropped, and `event` too, unless it is an error. A payload of
+    several `data` lines is joined by a space, not by a line feed: both are white space to JSON, and a payload is to
+    fit on one line when it leaves.
     """
 
     def __init__(self, limit: int = EVENT_LIMIT) -> None:
@@ -88,13 +90,26 @@ def _payload(event: bytes) -> bytes | None:
     """The joined `data` of one event, None where it has none."""
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:]
-    lines = []
+    lines, fails = [], False
     for line in event.split(b"\n"):
         if line.startswith(b"data:"):
             lines.append(line[6:] if line[5:6] == b" " else line[5:])
         elif line == b"data":
             lines.append(b"")
-    return b" ".join(lines) if lines else None
+        elif line.startswith(b"event:"):
+            fails = line[6:].strip() == b"error"
+    if not lines:
+        return None
+    return _as_error(b" ".join(lines)) if fails else b" ".join(lines)
+
+
+def _as_error(payload: bytes) -> bytes:
+    """The payload of an event named `error`, which tells it by its name alone."""
+    try:
+        found = loads(payload)
+    except JsonError:
+        found = payload.decode("utf-8", "replace")
+    return payload if isinstance(found, dict) and found.get("error") else dumps({"error": found})
 
 
 def encode(payload: bytes) -> bytes:

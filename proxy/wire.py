@@ -126,7 +126,7 @@ class Wire:
     ) -> tuple[int, dict[str, str], Any] | None:
         """Status, headers and decoded body of a GET, or of a POST of `body`, with the backend's own key.
 
-        None where no JSON came.
+        The body is None where no JSON came, all is None where nobody answered.
         """
         given = self._settings.authorization
         headers = {"content-type": "application/json"} | ({"authorization": given} if given else {})
@@ -135,9 +135,12 @@ class Wire:
             response = await self._client(pooled=False).request(
                 method, url, headers=headers, content=content, timeout=seconds
             )
-            return response.status_code, dict(response.headers), loads(response.content) if response.content else None
-        except (*_FAILURES, *JsonError):
+        except _FAILURES:
             return None
+        try:
+            return response.status_code, dict(response.headers), loads(response.content)
+        except JsonError:
+            return response.status_code, dict(response.headers), None
 
     def _client(self, pooled: bool) -> httpx.AsyncClient:
         if pooled not in self._clients:

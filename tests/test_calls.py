@@ -41,6 +41,7 @@ def gathered(fragments: list[dict[str, Any]], *, cut: bool = False) -> list[Tool
     return found
 
 
+CUTS = st.lists(st.integers(0, 50), max_size=6)
 F, G = ToolCall("f", '{"a":1}', "a"), ToolCall("g", '{"b":2}', "b")
 
 
@@ -163,6 +164,37 @@ def test_further_fields_of_a_call_go_along():
     strict = calls.Calls(lambda: "new")
     (first,) = strict.take([{**fragment("a", "f", "{}", index=3), "extra_content": {"google": 1}}])
     assert first["extra_content"] == {"google": 1}
+
+
+@pytest.mark.parametrize("name", [None, "g"])
+def test_a_new_id_in_the_middle_of_arguments_begins_no_call(name):
+    """Some servers make an id for each fragment; the first is the call's."""
+    pieces = ['{"a"', ": 1", "}"]
+    fragments = [fragment(f"t{at}", name if at else "g", piece, index=0) for at, piece in enumerate(pieces)]
+    assert gathered(fragments) == [ToolCall("g", '{"a": 1}', "t0")]
+
+
+def test_a_call_without_a_function_object_is_one():
+    """Some servers write name and arguments beside the id."""
+    flat = {"index": 0, "id": "a", "name": "f", "arguments": '{"x":1}'}
+    assert gathered([flat]) == [ToolCall("f", '{"x":1}', "a")]
+    (whole,) = calls.whole([flat], lambda: "new")
+    assert whole["function"] == {"name": "f", "arguments": '{"x":1}'}
+
+
+@given(
+    st.dictionaries(st.text(max_size=4), st.text(max_size=6) | st.lists(st.integers(), max_size=2), max_size=3), CUTS
+)
+def test_arguments_are_known_to_be_whole_exactly_at_their_end(value, cuts):
+    """Wherever they are cut, in escapes too: what comes of the next call waits until then, and no longer."""
+    text = json.dumps(value)
+    places = [0, *sorted({1 + cut % (len(text) - 1) for cut in cuts}), len(text)]
+    strict = calls.Calls(lambda: "new")
+    first = fragment("a", "f", text[: places[1]], index=0)
+    strict.take([first, fragment("b", "g", "{}", index=1)])
+    for start, end in itertools.pairwise(places[1:]):
+        left = strict.take([fragment(None, None, text[start:end], index=0)])
+        assert any(piece["index"] == 1 for piece in left) == (end == len(text))
 
 
 def test_a_call_of_another_kind_passes_as_it_came():

@@ -24,6 +24,15 @@ from proxy.testing import FakeBackend, answer, error
 HISTORY = "present=0; restored=1; missing=0; filled=0; dropped=0"
 
 
+HEARS = """
+import os, signal, sys
+for number in (signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""`nohup make test &` has children ignore what these tests send."""
+
+
 class Running:
     """The command as a process; its progress is read line by line."""
 
@@ -33,7 +42,7 @@ class Running:
         environ = {**os.environ, "TMPDIR": str(folder)}  # when killed it leaves a folder there
         with self.out.open("wb") as out:
             self.process = subprocess.Popen(  # noqa: S603 - our own
-                command, stdout=out, stderr=subprocess.PIPE, text=True, env=environ
+                [sys.executable, "-c", HEARS, *command], stdout=out, stderr=subprocess.PIPE, text=True, env=environ
             )
         self.told = ""
 

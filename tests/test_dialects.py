@@ -173,6 +173,25 @@ def test_a_thought_is_read_under_any_name_and_once(fields):
     assert (part.reasoning, part.text) == ("T", "")
 
 
+THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "T"}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"content": [THINKING, {"type": "text", "text": "yes"}]}, ("T", "yes")),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, ("", "ab")),
+        ({"reasoning_content": [{"type": "text", "text": "T"}]}, ("T", "")),
+        ({"reasoning": {"text": "T"}}, ("T", "")),
+        ({"content": [{"type": "image_url", "image_url": {}}]}, ("", "")),
+    ],
+)
+def test_texts_in_parts_are_texts(fields, said):
+    """Mistral answers with a list; what has pictures passes as it is."""
+    (part,) = DIALECTS["openai"].decode(delta(**fields)).parts
+    assert (part.reasoning, part.text) == said
+
+
 @pytest.mark.parametrize(
     ("usage", "wanted"),
     [

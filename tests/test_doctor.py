@@ -274,10 +274,10 @@ def test_an_engine_without_that_flag_gets_no_note():
 
 
 def test_zero_reasoning_tokens_beside_a_thought():
-    """A note; a missing count and a real one are none; no usage at all is."""
-    for count, level in ((0, "note"), (None, "ok"), (9, "ok")):
+    """Nothing is to be done about them; no usage at all is a note."""
+    for count in (0, None, 9):
         usage = Usage(prompt=20, cached=0, completion=40, reasoning=count)
-        assert levels(findings(seen(answer=said("", THOUGHT, usage))))["reasoning tokens"] == level
+        assert levels(findings(seen(answer=said("", THOUGHT, usage))))["reasoning tokens"] == "ok"
     assert levels(findings(seen(answer=said("", THOUGHT, Usage()))))["tokens"] == "note"
 
 
@@ -316,11 +316,13 @@ def test_sglang_tells_how_it_was_started():
     assert found["cached tokens"].remedy == "--enable-cache-report"
 
 
-def test_every_shipped_family_that_thinks_has_a_parser_in_vllm_and_sglang():
-    """A new family is not forgotten there."""
-    for name in FAMILIES.names:
-        if name not in ("generic", "plain"):
-            assert {name} <= DIALECTS["vllm"].advice.parsers.keys() & DIALECTS["sglang"].advice.parsers.keys()
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tokenspeed"])
+def test_parsers_are_named_for_families_that_there_are(engine):
+    """And for a family without one of its own, the option says where their names stand."""
+    advice = DIALECTS[engine].advice
+    assert advice.parsers.keys() <= set(FAMILIES.names)
+    assert advice.parsers["kimi-k3"] in advice.parser_option("kimi-k3")
+    assert "NAME" in advice.parser_option("a new one")
 
 
 def test_names_that_the_server_does_not_have():
@@ -732,7 +734,7 @@ async def test_a_real_llama_server(engine):
     assert found["thought"].text == "comes separated from the text, as `reasoning_content`"
     for about in ("past thoughts", "effort", "cached tokens", "reasoning tokens"):
         assert found[about].level == "ok"
-    assert "tokens a second in" in found["speed"].text
+    assert "in tokens a second" in found["speed"].text
     assert "chat_template_kwargs.thinking_effort" in found["effort"].text
     assert (found["context"].level, found["context"].remedy) == ("hurts", "-c 8192")
     assert found["settings"].level == "note"

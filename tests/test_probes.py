@@ -217,7 +217,9 @@ async def test_a_configured_engine_is_believed(engine):
     found = await look(server, URL, engine)
     assert found is not None
     assert found.engine == engine
-    assert set(server.paths) <= {"/v1/models", *ASKED.get(engine, ())}
+    assert not {each.door[0] for each in DIALECTS.values() if each.door and each.name != engine} & (
+        set(server.paths) - {"/v1/models", *ASKED.get(engine, ())}
+    )
 
 
 # what is taken for something else
@@ -372,7 +374,7 @@ async def test_the_window_of_an_idle_ollama_model_is_not_known():
 
 
 async def test_a_server_of_many_models_is_not_asked_for_each():
-    """A look has an end: at most 64 questions beside the list."""
+    """A look has an end: at most 64 questions beside the list, and few that stay without an answer: each may wait."""
     names = [f"m{number}" for number in range(300)]
     ollama = {"/v1/models": rows(*names, owned_by="library"), "/api/tags": {"models": [{"name": n} for n in names]}}
     loaded = rows(*names, owned_by="llamacpp", status={"value": "loaded"})
@@ -381,7 +383,25 @@ async def test_a_server_of_many_models_is_not_asked_for_each():
         found = await look(server, URL, "auto")
         assert found is not None
         assert len(found.about) == 300
-        assert len(server.asked) == 65
+        assert len(server.asked) < 9
+    server = Server("ollama", {**ollama, "/api/show": {"capabilities": ["thinking"]}})
+    found = await look(server, URL, "auto")
+    assert found is not None
+    assert len(server.asked) == 65
+    assert sum(told.thinks is True for told in found.about.values()) == 61
+
+
+@pytest.mark.parametrize("engine", ["llama-server", "unsloth"])
+async def test_a_server_that_wants_a_key_is_known_by_its_header(engine):
+    """llama-server names itself on every answer, on a 401 and while it loads; its list comes later."""
+    (name,) = DIALECTS[engine].servers
+
+    async def refuses(url, body):
+        return {"server": name}, None
+
+    found = await look(refuses, URL, "auto")
+    assert found is not None
+    assert (found.engine, found.models) == (engine, ())
 
 
 @pytest.mark.parametrize("state", ["unloaded", "loading", "sleeping", "downloading", "failed"])

@@ -177,3 +177,21 @@ def test_nothing_is_written_anew_where_nothing_changes():
         event = DIALECT.decode(json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode())
         of.apply(event)
         assert not event.shaped
+
+
+def test_held_calls_leave_before_the_finish():
+    """The openai SDK tells of a call when something follows it."""
+    of, view = shaper(), View("both", include_usage=False)
+    call = {"index": 0, "function": {"name": "f", "arguments": "{}"}}
+    sent = b""
+    for choice in (
+        {"index": 0, "delta": {"role": "assistant", "tool_calls": [call]}},
+        {"index": 0, "delta": {}, "finish_reason": "stop"},
+    ):
+        event = DIALECT.decode(json.dumps({"choices": [choice]}).encode())
+        of.apply(event)
+        sent += view.event(event)
+    choices = [json.loads(line[6:])["choices"][0] for line in sent.split(b"\n\n") if line]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, "tool_calls"]
+    assert choices[1]["delta"]["tool_calls"][0]["id"] == "call_new"
+    assert choices[2]["delta"] == {}

@@ -159,6 +159,7 @@ def test_what_nothing_switches_off_and_has_no_words_is_left_alone():
     """R1 thinks whatever it is told, so its cap is raised all the same."""
     plan = planned("vllm", "deepseek-r1", thinking={"type": "disabled"}, max_tokens=16)
     assert (plan.effort, plan.effort_reason, plan.max_tokens) == (None, "always-thinks", 5000)
+    assert [decision.rule for decision in plan.decisions] == ["effort", "floor"]  # that it is not obeyed is told
 
 
 @pytest.mark.parametrize(
@@ -268,6 +269,26 @@ def test_words_that_a_server_tells_count_more_than_those_of_the_family():
     assert sent("kimi", "kimi-k2", about=told, reasoning_effort="ultra") == {"reasoning_effort": "medium"}
     with pytest.raises(InvalidRequest, match="low, medium"):
         planned("kimi", "kimi-k2", about=told, reasoning_effort="turbo")
+
+
+def test_contradictions_are_settled_where_the_engine_would_read_both():
+    """The word that counts goes; at Moonshot K3 refuses `thinking.type`, and K2 refuses both together."""
+    both = {"thinking": {"type": "disabled"}, "reasoning_effort": "high"}
+    assert sent("kimi", "kimi-k3", **both) == {"reasoning_effort": "high"}
+    assert sent("openai", "kimi-k3", **both) == both
+    assert sent("openrouter", "generic", reasoning={"max_tokens": 9}, thinking={"effort": "low"})["reasoning"] == {
+        "max_tokens": 9
+    }
+
+
+def test_template_words_are_fitted_where_they_leave_the_template():
+    """An engine that reads no template options would refuse a word that only a template knows."""
+    option = {"chat_template_kwargs": {"thinking_effort": "medium"}}
+    assert sent("kimi", "kimi-k3", **option)["reasoning_effort"] == "high"
+    assert sent("llama-server", "kimi-k3", **option) == option
+    with pytest.raises(InvalidRequest):
+        planned("kimi", "kimi-k3", chat_template_kwargs={"thinking_effort": "bogus"})
+    assert sent("kimi", "kimi-k3", reasoning_effort="HIGH") == {"reasoning_effort": "high"}
 
 
 def test_the_effort_of_a_name_is_a_default_that_the_request_beats():

@@ -34,6 +34,7 @@ from hypothesis import strategies as st
 from running import Running, serving
 
 from proxy import config
+from proxy.dialects import DIALECTS
 from proxy.testing import FakeBackend, Reply, Request, raw
 
 FOLDER = Path(__file__).parent / "transcripts"
@@ -322,3 +323,8 @@ def test_every_engine_thinks_answers_and_calls():
         found.setdefault(engine, set()).add(situation.removeprefix("thought-and-"))
     lacking = {engine: {"answer", "one-call", "two-calls"} - has for engine, has in found.items() if engine != "odd"}
     assert {engine: names for engine, names in lacking.items() if names} == {}
+
+
+def test_every_engine_has_transcripts():
+    """An engine without an answer that it really sends is a guess."""
+    assert {transcript.engine for transcript in TRANSCRIPTS.values()} >= set(DIALECTS)

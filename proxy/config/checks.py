@@ -177,7 +177,7 @@ def _families(tables: Mapping[str, Any]) -> Found:
     except ValidationError as error:
         yield from problems.explain(_OwnFamilies, error).items()
     except ConfigError as error:
-        yield ("families",), error.message
+        yield ("families",), error.message.removeprefix("families.")
     for path, table in own.items():
         if "name" in table:  # a field of Family, which `families.load` fills
             yield (*path, "name"), "no such setting; a family's name stands in the head of its table"
@@ -197,6 +197,10 @@ def _efforts(settings: Settings) -> Found:
     word = settings.policy.default_effort
     if word not in ("auto", "off", *known):
         yield ("policy", "default_effort"), _no_such("effort", word, ["auto", "off", *known])
+    floors = settings.policy.min_completion_tokens
+    for each in floors if isinstance(floors, dict) else ():
+        if each not in known:
+            yield ("policy", "min_completion_tokens", each), _no_such("effort", each, known)
     for name, model in settings.models.items():
         if model.effort is not None and model.effort not in ("none", *known):
             yield ("models", name, "effort"), _no_such("effort", model.effort, ["none", *known])

@@ -21,7 +21,7 @@ def merge(fields: Fields, table: str, values: Mapping[str, Json]) -> None:
 def forget(fields: Fields, where: str) -> None:
     """Remove the field at `name` or `name.key`, and an object that is empty then."""
     name, _, key = where.partition(".")
-    if key:
+    if key and name in fields:
         inner = {part: raw for part, raw in jsons.table(fields[name]).items() if part != key}
         if inner:
             fields[name] = splice(inner)

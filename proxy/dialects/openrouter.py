@@ -20,6 +20,8 @@ class OpenRouter(Dialect):
     off_places = frozenset({"reasoning.effort", "reasoning.enabled"})
 
     def _set_effort(self, fields: Fields, plan: Plan, word: str) -> None:
+        if plan.request.budget is not None and plan.request.budget.where == "reasoning.max_tokens":
+            return  # it takes an effort or a number of tokens, not both
         merge(fields, "reasoning", {"effort": word})
 
     def _switch_off(self, fields: Fields, plan: Plan) -> None:

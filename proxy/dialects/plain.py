@@ -204,6 +204,8 @@ class Dialect:
     def _write_effort(self, fields: Fields, plan: Plan) -> None:
         """The effort where this engine reads it. What the client wrote stays, if the engine understands it as it is."""
         ask, facts = plan.request.effort, plan.facts
+        for where in plan.request.contradicted if self.effort_places is not None else ():
+            forget(fields, where)
         if ask is None and plan.request.switched_on is not None:
             self._switch_on(fields, plan, plan.request.switched_on)
         if plan.effort is None:

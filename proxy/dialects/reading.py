@@ -10,7 +10,7 @@ import msgspec
 from proxy.errors import UpstreamError
 from proxy.jsons import JsonError, loads
 from proxy.messages import REASONING_FIELDS, Event, Json, Part, Usage, count_of
-from proxy.normalise import details_text
+from proxy.normalise import details_text, parted, parts_text
 
 
 class _Delta(msgspec.Struct):
@@ -23,6 +23,7 @@ class _Delta(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    error: Any = None
     index: Any = None
     delta: _Delta | None = None
     message: _Delta | None = None
@@ -35,6 +36,9 @@ class _Chunk(msgspec.Struct):
     usage: Any = None
     timings: Any = None
     error: Any = None
+    object: Any = None
+    message: Any = None
+    detail: Any = None
 
 
 _CHUNK = msgspec.json.Decoder(_Chunk)
@@ -48,15 +52,15 @@ def decode(payload: bytes, *, whole: bool = False) -> Event:
     except JsonError as error:
         raise UpstreamError(f"the backend sent an answer that cannot be read: {error}") from None
     event = Event(payload)
-    if chunk.error:
-        event.error = chunk.error if isinstance(chunk.error, dict) else {"message": str(chunk.error)}
+    event.error = _error(chunk, payload)
     usage = chunk.usage
     for at, choice in enumerate(chunk.choices or ()):
         said = choice.message if whole else choice.delta
-        numbered = isinstance(choice.index, int) and not isinstance(choice.index, bool)
-        if said is None or not numbered:
+        index = int(choice.index) if isinstance(choice.index, str) and choice.index.isdecimal() else choice.index
+        numbered = isinstance(index, int) and not isinstance(index, bool)
+        if said is None or not numbered or index is not choice.index:
             event.odd = True
-        _read(event, choice.index if numbered else at, choice, said or _Delta())
+        _read(event, index if numbered else at, choice, said or _Delta())
         usage = usage or choice.usage
     event.empty = not chunk.choices
     if isinstance(usage, dict):
@@ -64,6 +68,20 @@ def decode(payload: bytes, *, whole: bool = False) -> Event:
     if isinstance(chunk.timings, dict):
         event.timings = chunk.timings
     return event
+
+
+def _error(chunk: _Chunk, payload: bytes) -> Mapping[str, Json] | None:
+    """The backend's own error: nested, flat as SGLang's, a bare text, or in a choice as OpenRouter's."""
+    if chunk.error or (chunk.error is not None and not chunk.choices):
+        return chunk.error if isinstance(chunk.error, dict) else {"message": str(chunk.error)}
+    if chunk.choices is None and (chunk.object == "error" or isinstance(chunk.detail or chunk.message, str)):
+        found = loads(payload)
+        return {**found, "message": found.get("message") or found.get("detail")}
+    for choice in chunk.choices or ():
+        if choice.error or choice.finish_reason == "error":
+            told = choice.error if isinstance(choice.error, dict) else {"message": choice.error or "the backend failed"}
+            return {"type": "upstream_error", **told}
+    return None
 
 
 def _utf8(payload: bytes) -> bytes:
@@ -92,8 +110,12 @@ def _read(event: Event, at: int, choice: _Choice, said: _Delta) -> None:
         event.odd = True
     if isinstance(said.content, str):
         part.text = said.content
+    elif isinstance(said.content, list) and (found := parted(said.content)) is not None:
+        event.odd, (part.reasoning, part.text) = True, found
     for name in REASONING_FIELDS:
         value = getattr(said, name)
+        if name != "reasoning_details" and isinstance(value, dict | list):
+            event.odd, value = True, parts_text(value)
         if name == "reasoning_details" and isinstance(value, list):
             part.details = [entry for entry in value if isinstance(entry, dict)]
         text = details_text(value) if name == "reasoning_details" else value
@@ -102,6 +124,8 @@ def _read(event: Event, at: int, choice: _Choice, said: _Delta) -> None:
             part.reasoning = part.reasoning or text
         elif value == "":
             event.odd = True
+    if isinstance(said.tool_calls, dict):
+        event.odd, said.tool_calls = True, [said.tool_calls]
     if isinstance(said.tool_calls, list):
         part.calls = [call for call in said.tool_calls if isinstance(call, dict)]
     if isinstance(choice.finish_reason, str) and choice.finish_reason:

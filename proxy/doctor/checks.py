@@ -58,7 +58,9 @@ def settings(seen: Seen) -> Found:
         return
     if seen.family.name == FALLBACK:
         text = f"the model thinks, and nobody knows the family of {seen.model!r}: no effort, no tags of its own"
-        yield Finding("note", "settings", text, f'{_key(seen, "family")} = "NAME", or a [families."NAME"] table')
+        yield Finding(
+            "note", "settings", text, f'{_key(seen, "family")} = a name of families.toml ("kimi-k3", "qwen3", …)'
+        )
     elif not seen.family.thinks:
         text = f"the model thinks, and its family {seen.family.name} says that it does not: thoughts are not given back"
         yield Finding("hurts", "settings", text, f'{_key(seen, "family")} = "auto", or "generic"')
@@ -106,7 +108,10 @@ def context(seen: Seen) -> Found:
     overflow = f"; beyond that {advice.overflow}" if advice.overflow else ""
     wanted, trained = max(GOOD_WINDOW, least), advice.trained(seen.row, seen.answers)
     if trained and trained <= limit:
-        text, remedy = f"{text}, all that the model was made for{overflow}", "policy.min_completion_tokens = N, lower"
+        text, remedy = (
+            f"{text}, all that the model was made for{overflow}",
+            f"policy.min_completion_tokens = {limit // 2}",
+        )
     else:
         remedy = advice.window(min(wanted, trained) if trained else wanted, seen.row, seen.answers)
         remedy = remedy or f"a larger window for {seen.model}"
@@ -205,13 +210,16 @@ def effort(seen: Seen) -> Found:
         return
     if seen.efforts is None:
         if seen.facts.effort_refused:
-            yield Finding("ok", "effort", "none is sent: the server does not say that the model thinks")
+            text = "no effort is sent by itself: the server does not say that the model thinks"
+            yield Finding("note" if seen.family.efforts else "ok", "effort", text, seen.dialect.advice.thinks)
         elif speed.is_slow(seen):
             budget = ", policy.thinking_budget = N" if seen.facts.budget_fields else ""
             text = f"no words are known for {seen.family.name}, so that a slow backend is not asked to think less"
             yield Finding("note", "effort", text, f'[families."{seen.family.name}"] efforts = ["low", …]{budget}')
         else:
-            yield Finding("ok", "effort", f"no words are known for {seen.family.name}: none is sent by itself")
+            yield Finding(
+                "ok", "effort", f"no words are known for {seen.family.name}, so that no effort is sent by itself"
+            )
         return
     yield _effort(seen, seen.efforts)
 
@@ -235,7 +243,7 @@ def tokens(seen: Seen) -> Found:
     usages = [said.fold.reported() for said in (answer, seen.again) if said is not None and not said.problem]
     if usages[0].prompt is None:
         text = "no usage is reported: the ledger estimates all counts"
-        yield Finding("note", "tokens", text, "a server that obeys stream_options.include_usage")
+        yield Finding("note", "tokens", text, "a newer version of the server may report them")
         return
     if any(usage.cached is not None for usage in usages):
         yield Finding("ok", "cached tokens", "are reported")
@@ -250,7 +258,7 @@ def tokens(seen: Seen) -> Found:
         yield Finding("ok", "reasoning tokens", "are reported")
     elif said == 0 and answer.fold.reasoning_text:
         text = "0 are reported beside a thought: the ledger estimates them, and says so"
-        yield Finding("note", "reasoning tokens", text, "none is needed; `reasoning_source` in the ledger tells")
+        yield Finding("ok", "reasoning tokens", text)
     elif answer.fold.reasoning_text:
         yield Finding("ok", "reasoning tokens", "are not reported: the ledger estimates them, and says so")
 

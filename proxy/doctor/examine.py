@@ -16,6 +16,7 @@ from proxy.doctor.questions import ANSWER_TOKENS, ends_open, history, place_of, 
 from proxy.doctor.seen import Efforts, Past, Seen
 from proxy.errors import ProxyError, UpstreamUnreachable
 from proxy.families import FALLBACK, Families
+from proxy.jsons import JsonError, loads
 from proxy.messages import Facts, Json
 from proxy.thinking import TAGS
 from proxy.wire import Wire
@@ -81,11 +82,22 @@ async def trouble(seen: Seen, backend: Backend) -> Finding | None:
     if answer.status == 404 and not urlsplit(backend.settings.base).path:
         text = "has nothing at /models, and the URL has no path"
         return Finding("hurts", "reachable", text, f'{place}.url = "{backend.settings.shown_url}/v1"')
+    if answer.status == 200 and not _is_json(content):
+        text = f"answers with {answer.kind or 'something'} that is no JSON: another server, or a page of one"
+        return Finding("hurts", "reachable", text, f"{place}.url, which mostly ends in /v1")
     if answer.status >= 500:
         return Finding(
             "hurts", "reachable", f"answers {answer.status}: {words}", "wait until it is ready, or see its log"
         )
     return None
+
+
+def _is_json(content: bytes) -> bool:
+    try:
+        loads(content)
+    except JsonError:
+        return False
+    return True
 
 
 async def look(seen: Seen, backend: Backend, wire: Wire) -> None:

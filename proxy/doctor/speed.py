@@ -52,9 +52,8 @@ def check(seen: Seen) -> Iterator[Finding]:
     if said is None or said.problem:
         return
     write, read = decode(said), prefill(said)
-    rates = [f"{_shown(read)} tokens a second in"] if read else []
-    rates += [f"{_shown(write)} out"] if write else []
-    text, place = ", ".join(rates), f"backends.{seen.name}"
+    rates = [f"{_shown(rate)} {way}" for rate, way in ((read, "in"), (write, "out")) if rate]
+    text, place = f"{', '.join(rates)}, in tokens a second" if rates else "", f"backends.{seen.name}"
     limit = seen.settings.policy.slow_below_tokens_per_second
     if said.cut:
         seen_so_far = text or (f"{said.pieces} pieces of it came" if said.pieces else "no token came")
@@ -78,4 +77,4 @@ def check(seen: Seen) -> Iterator[Finding]:
 
 
 def _shown(rate: float) -> str:
-    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
