@@ -613,6 +613,24 @@ async def test_a_server_that_comes_back_as_another_is_told_things_in_its_own_wor
     assert engines == ["llama-server", "llama-server", "ollama"]
 
 
+async def test_a_server_is_looked_at_until_a_look_went_well_after_a_failure(monkeypatch):
+    """That it answers again tells nothing about what it is."""
+    monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 0.0)
+    async with FakeBackend(THOUGHT, style="llama-server", model="kimi-k3") as first:
+        port = first.port
+        async with serving(auto(first.url)) as proxy:
+            await proxy.chat(USER, model="kimi-k3")
+            await first.__aexit__(None, None, None)
+            for _ in range(2):
+                assert (await proxy.chat(USER, model="kimi-k3")).status_code == 502
+            monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 1000.0)
+            async with FakeBackend(THOUGHT, style="ollama", model="kimi-k3", port=port):
+                await proxy.chat(USER, model="kimi-k3")
+                monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 0.0)
+                await proxy.chat(USER, model="kimi-k3")
+                assert (await proxy.rows(5))[-1]["engine"] == "ollama"
+
+
 # names of thoughts
 
 
