@@ -164,7 +164,7 @@ async def streamed(answer: Answer, dialect: Dialect) -> Chunked:
     found = loads(body)
     usage = found.pop("usage", None)
     head = {**found, "object": "chat.completion.chunk"}
-    said, ends = zip(*map(_as_deltas, found["choices"]), strict=True)
+    said, ends = zip(*(_as_deltas(at, choice) for at, choice in enumerate(found["choices"])), strict=True)
     events = [{**head, "choices": said}, {**head, "choices": ends}]
     if usage:
         events.append({**head, "choices": [], "usage": usage})
@@ -174,14 +174,14 @@ async def streamed(answer: Answer, dialect: Dialect) -> Chunked:
 _EMPTY = {"message": "the backend answered without a choice"}
 
 
-def _as_deltas(choice: Mapping[str, Json]) -> tuple[dict[str, Json], dict[str, Json]]:
+def _as_deltas(at: int, choice: Mapping[str, Json]) -> tuple[dict[str, Json], dict[str, Json]]:
     """A choice of a whole answer as two of a stream: what it says, and its finish."""
     message = choice.get("message")
     message = dict(message) if isinstance(message, dict) else {}
     if isinstance(message.get("tool_calls"), list):
         message["tool_calls"] = [{**call, "index": at} for at, call in enumerate(objects(message["tool_calls"]))]
     rest = {name: value for name, value in choice.items() if name not in ("message", "finish_reason")}
-    end = {"index": choice.get("index", 0), "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"}
+    end = {"index": choice.get("index", at), "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"}
     return {**rest, "delta": message, "finish_reason": None}, end
 
 
