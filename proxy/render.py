@@ -130,6 +130,8 @@ class View:
 
     def _choice(self, choice: dict[str, Any], part: Part) -> bool:
         """Make one choice of a chunk say what `part` says; false when nothing is left of it."""
+        if choice.get("finish_reason") and not (part.finish or part.text or part.reasoning or part.calls):
+            return False  # a finish that was said before
         came = choice.get("delta")
         delta = came if isinstance(came, dict) else {}
         said_something = came is not delta or bool(delta or choice.get("finish_reason"))

@@ -195,3 +195,16 @@ def test_held_calls_leave_before_the_finish():
     assert [choice["finish_reason"] for choice in choices] == [None, None, "tool_calls"]
     assert choices[1]["delta"]["tool_calls"][0]["id"] == "call_new"
     assert choices[2]["delta"] == {}
+
+
+@pytest.mark.parametrize("delta", [{}, {"content": ""}, {"content": None}])
+def test_a_finish_that_is_said_again_leaves_nothing(delta):
+    """Nothing stands behind the usage, whatever the second one has beside it."""
+    of, view = shaper(), View("both", include_usage=True)
+    end = {"choices": [{"index": 0, "delta": delta, "finish_reason": "stop"}]}
+    sent = []
+    for body in (end, {"choices": [], "usage": {"completion_tokens": 1}}, end):
+        event = DIALECT.decode(json.dumps(body).encode())
+        of.apply(event)
+        sent.append(view.event(event))
+    assert (bool(sent[0]), bool(sent[1]), sent[2]) == (True, True, b"")
