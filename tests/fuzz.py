@@ -158,7 +158,7 @@ def strictly(fragments: list[dict[str, Any]], *, cut: bool) -> None:
 def relay(data: bytes) -> None:
     """A stream is shaped, folded and shown without a fault; what leaves is what was folded, and JSON.
 
-    But for raw control characters in fields that nobody reads: looking for them would cost more than all else.
+    But for raw control characters in fields that nobody reads: looking for them would cost time for each event.
     """
     head, stream = data[:4].ljust(4, b"\0"), data[4:]
     family, mode = FAMILIES[head[0] % len(FAMILIES)], MODES[head[1] % len(MODES)]
