@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from proxy.dialects import DIALECTS, About, Dialect
 from proxy.families import ORDER
+from proxy.jsons import objects
 from proxy.messages import Json
 
 Ask = Callable[[str, Mapping[str, Json] | None], Awaitable[tuple[dict[str, str], Json] | None]]
@@ -64,8 +65,8 @@ async def look(ask: Ask, url: str, engine: str) -> Found | None:
     """Probe the backend at `url` (with its `/v1`). A configured `engine` is believed. None: nothing was learned."""
     ask = _once(ask)
     headers, body = await ask(f"{url}/models", None) or ({}, None)
-    rows = body.get("data") if isinstance(body, dict) else None
-    models = tuple(row for row in rows or () if isinstance(row, dict) and isinstance(row.get("id"), str))
+    rows = objects(body.get("data")) if isinstance(body, dict) else []
+    models = tuple(row for row in rows if isinstance(row.get("id"), str))
     known: str | None = engine
     if engine == "auto":
         known = hosted(url) or await _told(ask, origin(url), headers, models)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from proxy.dialects.advice import Advice
-from proxy.dialects.plain import About, Answers, Dialect, Question, Rows
+from proxy.dialects.plain import About, Answers, Dialect, Question, Rows, text_at
 from proxy.messages import Json, count_of
 
 
@@ -69,9 +69,7 @@ class LlamaServer(Dialect):
 
     def version(self, headers: Mapping[str, str], answers: Answers) -> str:
         """The build."""
-        props = next((body for path, body in answers.items() if path.startswith("/props")), None)
-        build = props.get("build_info") if isinstance(props, dict) else None
-        return build if isinstance(build, str) else ""
+        return next((text_at(answers, path, "build_info") for path in answers if path.startswith("/props")), "")
 
     def about(self, row: Mapping[str, Json], answers: Answers) -> About:
         """The window of one slot, and the chat template; of a router's model only while it is loaded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.dialects.advice import Advice
-from proxy.dialects.plain import About, Answers, Dialect, Question, Rows
+from proxy.dialects.plain import About, Answers, Dialect, Question, Rows, text_at
 from proxy.jsons import objects
 from proxy.messages import Json, count_of
 
@@ -61,8 +61,7 @@ class Ollama(Dialect):
 
     def version(self, headers: Mapping[str, str], answers: Answers) -> str:
         """As it says it."""
-        body = answers.get("/api/version")
-        return str(body.get("version") or "") if isinstance(body, dict) else ""
+        return text_at(answers, "/api/version", "version")
 
     def about(self, row: Mapping[str, Json], answers: Answers) -> About:
         """The window of a running model: the one of its file is not what the server gives it, but the cloud's is."""

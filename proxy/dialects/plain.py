@@ -62,6 +62,13 @@ Answers = Mapping[str, Json]
 """Decoded bodies by the path of their question; what was not answered with JSON is missing."""
 
 
+def text_at(answers: Answers, path: str, name: str) -> str:
+    """A text of an answer; empty where it is not there."""
+    body = answers.get(path)
+    value = body.get(name) if isinstance(body, dict) else None
+    return value if isinstance(value, str) else ""
+
+
 class Dialect:
     """An engine's way of saying things. Stateless: one instance serves all requests."""
 

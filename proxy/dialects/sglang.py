@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from proxy.dialects.advice import Advice, Finding
-from proxy.dialects.plain import Answers, Dialect, Question, Rows
+from proxy.dialects.plain import Answers, Dialect, Question, Rows, text_at
 from proxy.families import Family
 from proxy.messages import Json
 
@@ -76,5 +76,4 @@ class SGLang(Dialect):
 
     def version(self, headers: Mapping[str, str], answers: Answers) -> str:
         """As it says it."""
-        body = answers.get("/server_info")
-        return str(body.get("version") or "") if isinstance(body, dict) else ""
+        return text_at(answers, "/server_info", "version")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from proxy.dialects.advice import Advice
-from proxy.dialects.plain import Answers, Dialect, Question, Rows
+from proxy.dialects.plain import Answers, Dialect, Question, Rows, text_at
 from proxy.messages import Json
 
 _ONLY_REASONING = ((0, 16), (0, 22))
@@ -69,8 +69,7 @@ class VLLM(Dialect):
 
     def version(self, headers: Mapping[str, str], answers: Answers) -> str:
         """As it says it."""
-        body = answers.get("/version")
-        return str(body.get("version") or "") if isinstance(body, dict) else ""
+        return text_at(answers, "/version", "version")
 
     def field_for(self, version: str) -> str:
         """Both names from 0.22 on and up to 0.15."""
