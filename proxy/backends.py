@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy import config, probes
@@ -28,6 +28,8 @@ PROBE_AGAIN = 5.0
 PROBE_AGE = 60.0
 """Seconds after which a known backend is looked at again, while requests go on."""
 _SMOOTHING = 0.3
+_MOST_NAMES = 256
+"""Models for which the lasting facts are kept."""
 _LEAST_TOKENS = 4
 _DENSITY_TOKENS = 200
 """A prompt of fewer is mostly the template's own text, and tells nothing about how dense others are."""
@@ -52,6 +54,7 @@ class Backend:
         self._speeds: dict[str, float] = {}
         self._densities: dict[str, float] = {}
         self._names: dict[str, str] = {}
+        self._lasting: dict[tuple[str, str], Facts] = {}
         self.answered = False
         """The latest contact went well."""
         self._stale = False  # a contact failed since the latest look: another server may stand there now
@@ -123,12 +126,12 @@ class Backend:
             self._trouble = what
             return
         self._trouble, self._stale = "", False
-        found = found.over(self._found)
-        if found != self._found:
-            self._found = found
-            limits = {told.context_limit for told in found.about.values()} - {None}
-            context = ", ".join(map(str, sorted(filter(None, limits)))) or "unknown"
-            log.info("backend %s: %s %s, context %s", self.name, found.engine, found.version, context)
+        earlier, self._found = self._found, found.over(self._found)
+        self._lasting.clear()
+        if earlier is None or self._found.known != earlier.known:
+            limits = sorted({told.context_limit for told in self._found.about.values() if told.context_limit})
+            context = ", ".join(map(str, limits)) or "unknown"
+            log.info("backend %s: %s %s, context %s", self.name, self._found.engine, self._found.version, context)
 
     async def _ask(self, url: str, body: Mapping[str, Any] | None) -> tuple[dict[str, str], Any] | None:
         found = await self._wire.ask(url, body, seconds=PROBE_SECONDS)
@@ -145,6 +148,20 @@ class Backend:
 
     def facts(self, upstream_model: str, family: Family, conversation_effort: str | None) -> Facts:
         """What the rules need to know for a request to this backend."""
+        key = (upstream_model, family.name)
+        if key not in self._lasting:
+            if len(self._lasting) >= _MOST_NAMES:  # clients may ask for any name
+                self._lasting.clear()
+            self._lasting[key] = self._lasting_facts(upstream_model, family)
+        return replace(
+            self._lasting[key],
+            slow=self.slow(upstream_model),
+            bytes_per_token=self._densities.get(upstream_model, _BYTES_PER_TOKEN) * _SAFE,
+            conversation_effort=conversation_effort,
+        )
+
+    def _lasting_facts(self, upstream_model: str, family: Family) -> Facts:
+        """Those that hold until a look or an answer tells something new; templates are long, and read for them."""
         dialect, found = self.dialect, self._found
         told = found.of(upstream_model) if found else About()
         writes = self._names.get(upstream_model, "")
@@ -155,7 +172,6 @@ class Backend:
             engine=self.engine,
             family=family,
             upstream_model=upstream_model,
-            slow=self.slow(upstream_model),
             context_limit=self.settings.context_limit or told.context_limit,
             effort_option=dialect.effort_option(family.effort_option, told.template),
             switch_on=dialect.switch(family.on, told.template),
@@ -172,8 +188,6 @@ class Backend:
             takes_developer=dialect.takes_developer or family.developer_role,
             refuses_overflow=dialect.refuses_overflow,
             refuses_missing=dialect.refuses_missing,
-            bytes_per_token=self._densities.get(upstream_model, _BYTES_PER_TOKEN) * _SAFE,
-            conversation_effort=conversation_effort,
         )
 
     @property
@@ -197,10 +211,10 @@ class Backend:
 
     def note_names(self, upstream_model: str, names: frozenset[str]) -> None:
         """Take into the record under which name thoughts came."""
-        for name in ("reasoning_content", "reasoning"):
-            if name in names:
-                self._names[upstream_model] = name
-                return
+        name = next((name for name in ("reasoning_content", "reasoning") if name in names), None)
+        if name is not None and name != self._names.get(upstream_model):
+            self._names[upstream_model] = name
+            self._lasting.clear()
 
     def note_density(self, upstream_model: str, size: int, tokens: int) -> None:
         """Take into the record how many bytes of a prompt made a token."""

@@ -224,9 +224,7 @@ def _thought_in(part: Json) -> str | None:
     if kind not in ("thinking", "reasoning"):
         return None
     said = part.get("thinking") if kind == "thinking" else part.get("text")
-    if isinstance(said, list):
-        said = "".join(piece["text"] for piece in said if _is(piece, "text"))
-    return said if isinstance(said, str) else None
+    return parts_text(said) if isinstance(said, str | list) else None
 
 
 def parted(content: list[Json]) -> tuple[str, str] | None:
@@ -239,7 +237,7 @@ def parted(content: list[Json]) -> tuple[str, str] | None:
 
 
 def parts_text(value: Json) -> str:
-    """The text of a thought that is an object, or a list of parts."""
+    """The text of a thought that is a text, an object, or a list of these."""
     parts = value if isinstance(value, list) else [value]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     return "".join(text for text in texts if isinstance(text, str))

@@ -36,6 +36,11 @@ class Found:
     answers: Mapping[str, Json] = field(default_factory=dict)
     guessed: bool = False
 
+    @property
+    def known(self) -> tuple[str, str, Mapping[str, About]]:
+        """What of it is worth a word when it changes; raw answers change with each look."""
+        return self.engine, self.version, self.about
+
     def of(self, model: str) -> About:
         """What is known of a model; a server of one model answers to any name."""
         if len(self.about) == 1:

@@ -704,3 +704,16 @@ async def test_vllm_gets_a_thinking_budget_only_after_a_thought_came_apart(strea
             await proxy.chat(USER, max_tokens=9000, stream=stream)
     budgets = [request.get("thinking_token_budget") for request in backend.requests]
     assert budgets == [None, None, None, 9000 - 1024]
+
+
+async def test_a_look_that_brings_nothing_new_is_not_told_again(caplog, monkeypatch):
+    """Ollama's list of running models has a time that moves; a log line each minute would hide the others."""
+    monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 0.0)
+    caplog.set_level("INFO", "proxy.backends")
+    async with FakeBackend(THOUGHT, style="ollama", model="kimi-k3") as backend:
+        async with serving(auto(backend.url)) as proxy:
+            (one,) = proxy.pipeline.backends.by_name.values()
+            for _ in range(3):
+                assert one.found is None or one.found.answers.pop("/api/ps", None) is not None
+                await one.look_again()
+    assert len([line for line in caplog.messages if "ollama" in line]) == 1
