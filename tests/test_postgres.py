@@ -30,7 +30,8 @@ from proxy.errors import ConfigError, NotFound
 from proxy.messages import Entry
 from proxy.places import hide_in_bad_url, hide_password, is_postgres, sqlite_path
 from proxy.report import Report
-from proxy.store import open_store, open_upkeep, postgres
+from proxy.speeds import SMOOTHING, Speed
+from proxy.store import open_store, open_upkeep, postgres, postgres_schema
 from proxy.store.ledger import open_ledger
 from proxy.store.limits import NO_LIMITS, Limits
 from proxy.store.postgres import PostgresStore
@@ -88,6 +89,12 @@ def at_once(work: Callable[[int], None], count: int) -> None:
     for thread in threads:
         thread.join()
     assert failed == []
+
+
+def spoken(decode: float, **fields: Any) -> Entry:
+    """A row of an answer at that speed, long enough to judge by."""
+    given = {"backend": "b", "upstream_model": "m", "completion_tokens": 10, **fields}
+    return Entry(decode_tokens_per_second=decode, **given)
 
 
 # Many replicas
@@ -156,7 +163,7 @@ async def test_replicas_write_at_once(postgres_url: str, caplog: pytest.LogCaptu
                 stores[number].put_turn(Turn(key(name), f"{name % 7}", weaker=(key(100 + name), key(200))))
                 model = f"m{name % 5}"
                 row = Entry(request_id=f"{number}-{step}", backend="b", upstream_model=model)
-                row.decode_tokens_per_second = 1.0
+                row.decode_tokens_per_second, row.completion_tokens = 1.0, 10
                 stores[number].put_entry(row)
                 if step % 10 == 0:
                     assert stores[number].flush(30)
@@ -169,10 +176,27 @@ async def test_replicas_write_at_once(postgres_url: str, caplog: pytest.LogCaptu
         assert found.sole == {key(100 + name): Turn(key(name), f"{name % 7}") for name in names}
         rows = [row["request_id"] for row in stores[0].entries()]
         assert sorted(rows) == sorted(f"{number}-{step}" for number in range(4) for step in range(60))
-        assert stores[0].recent_speeds() == {("b", f"m{number}"): 1.0 for number in range(5)}
+        assert stores[0].recent_speeds() == {("b", f"m{number}"): Speed(1.0) for number in range(5)}
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
     # Every text is used by the turns that have it, and by no more.
     assert sql(postgres_url, "SELECT sum(uses), count(*) FROM texts") == [(60, 7)]
+
+
+def test_replicas_make_one_record_of_a_speed(postgres_url: str) -> None:
+    """Each row of each of them moves it by its part, in whichever order they come."""
+    with replicas(postgres_url, 4) as stores:
+        stores[0].put_entry(spoken(100.0))
+        assert stores[0].flush()
+
+        def work(number: int) -> None:
+            for step in range(5):
+                stores[number].put_entry(spoken(10.0))
+                assert step % 2 or stores[number].flush(30)
+            assert stores[number].flush(30)
+
+        at_once(work, 4)
+        left = 90 * (1 - SMOOTHING) ** 20
+        assert stores[0].recent_speeds() == {("b", "m"): Speed(pytest.approx(10 + left, rel=1e-9))}
 
 
 def test_replicas_evict_at_once(postgres_url: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -306,7 +330,7 @@ async def test_a_server_that_does_not_answer_holds_up_a_request_for_a_moment_onl
 def test_a_commit_whose_answer_was_lost_is_not_written_twice(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server is asked how the transaction ended. Else a request would be in the bill twice."""
+    """The server is asked how the transaction ended. Else a request would be in the bill twice, and in the speed."""
     with closing(PostgresStore(postgres_url)) as store:
         database, whole = store._database, store._database._transaction
         faults = ["before the transaction", "after the commit", "before the commit"]
@@ -325,11 +349,12 @@ def test_a_commit_whose_answer_was_lost_is_not_written_twice(
                 raise psycopg.OperationalError("the connection broke")
 
         monkeypatch.setattr(database, "_transaction", cut_off)
-        rows = [Entry(request_id=f"{number}") for number in range(3)]
+        rows = [spoken(speed, request_id=f"{number}") for number, speed in enumerate((10.0, 10.0, 20.0))]
         for row in rows:
             store.put_entry(row)
         assert [row["request_id"] for row in store.entries()] == ["0", "1", "2"]
         assert faults == []
+        assert store.recent_speeds() == {("b", "m"): Speed(13.0)}
         store.put_entry(Entry(request_id="3"))
         assert [row["request_id"] for row in store.entries()] == ["0", "1", "2", "3"]
 
@@ -364,13 +389,13 @@ async def test_a_value_that_no_table_holds_costs_its_own_row_only(
         store.put_entry(Entry(request_id="good"))
         store.put_entry(Entry(request_id="half", model="\ud83d"))
         store.put_entry(Entry(request_id="text", prompt_tokens="many"))
-        store.put_entry(Entry(request_id="long", backend="b", upstream_model=long, decode_tokens_per_second=1.0))
-        store.put_entry(Entry(request_id="good too", backend="b", upstream_model="m", decode_tokens_per_second=2.0))
+        store.put_entry(spoken(1.0, request_id="long", upstream_model=long))
+        store.put_entry(spoken(2.0, request_id="good too"))
         store.put_turn(Turn(key(1), "\ud83d"))
         store.put_turn(Turn(key(2), "thought"))
         store.put_turn(Turn(os.urandom(9_000), "a key too long for an index"))
         assert [row["request_id"] for row in store.entries()] == ["good", "long", "good too"]
-        assert store.recent_speeds() == {("b", "m"): 2.0}
+        assert store.recent_speeds() == {("b", "m"): Speed(2.0)}
         assert set((await store.find([key(1), key(2)])).exact) == {key(2)}
         assert store.healthy()
     assert caplog.text.count("is lost") == 5
@@ -388,6 +413,29 @@ def test_a_newer_schema_is_refused_and_kept(postgres_url: str) -> None:
         open_store(postgres_url)
     assert PASSWORD not in caught.value.message
     assert sql(postgres_url, "SELECT count(*) FROM meta") == [(1,)]
+
+
+def test_the_speeds_of_the_version_before_are_kept(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the first figures, which later rows move; a replica of that version goes on beside the new one."""
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres_schema, "MIGRATIONS", MIGRATIONS[:1])
+        open_store(postgres_url).close()
+    before = """INSERT INTO speeds VALUES (%s, %s, %s) ON CONFLICT (backend, upstream_model) DO UPDATE
+        SET decode_tokens_per_second = excluded.decode_tokens_per_second"""
+    for model, speed in (("m", 10.0), ("n", 0.25), ("o", 0.0)):
+        sql(postgres_url, before, "b", model, speed)
+    with closing(open_store(postgres_url)) as store:
+        assert store.recent_speeds() == {("b", "m"): Speed(10.0), ("b", "n"): Speed(0.25)}
+        store.put_entry(spoken(20.0, prompt_tokens=100, prefill_tokens_per_second=300.0))
+        assert store.flush()
+        for model in "mp":
+            sql(postgres_url, before, "b", model, 5.0)
+        known = {("b", "m"): Speed(5.0, 300.0), ("b", "n"): Speed(0.25), ("b", "p"): Speed(5.0)}
+        assert store.recent_speeds() == known
+    with closing(open_store(postgres_url)) as store:
+        assert store.recent_speeds() == known
+    versions = [(number,) for number in range(1, len(MIGRATIONS) + 1)]
+    assert sql(postgres_url, "SELECT number FROM reasoning_proxy_version ORDER BY 1") == versions
 
 
 def test_the_database_of_another_program_is_refused_and_kept(postgres_url: str) -> None:

@@ -24,6 +24,7 @@ import pytest
 from proxy.errors import ConfigError
 from proxy.messages import Entry
 from proxy.places import sqlite_path
+from proxy.speeds import Speed
 from proxy.store import Store, open_store, open_upkeep
 from proxy.store.found import Uses
 from proxy.store.schema import MIGRATIONS
@@ -259,6 +260,32 @@ async def test_the_tables_of_the_first_version_are_brought_up_to_date(path: Path
     assert names == {"meta", "speeds", "requests", "texts", "turns", "weaker", "totals"}
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_speeds_of_an_older_version_are_kept(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the first figures, which later rows move; one that was rounded to 0 is none."""
+    with monkeypatch.context() as patch:
+        patch.setattr("proxy.store.schema.MIGRATIONS", MIGRATIONS[:version])
+        opened(path).close()
+    assert sql(path, "PRAGMA user_version") == [(version,)]
+    with closing(sqlite3.connect(path)) as connection:
+        speeds = [("box", "a", 10.0), ("box", "b", 0.25), ("box", "c", 0.0)]
+        connection.executemany("INSERT INTO speeds VALUES (?, ?, ?)", speeds)
+        connection.commit()
+    with closing(opened(path)) as store:
+        assert store.recent_speeds() == {("box", "a"): Speed(10.0), ("box", "b"): Speed(0.25)}
+        entry = spoken("a", 20.0)
+        entry.prompt_tokens, entry.prefill_tokens_per_second = 100, 300.0
+        store.put_entry(entry)
+        store.flush()
+        assert store.recent_speeds() == {("box", "a"): Speed(13.0, 300.0), ("box", "b"): Speed(0.25)}
+    opened(path).close()
+    assert sql(path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+    assert sql(path, "PRAGMA integrity_check") == [("ok",)]
+    with closing(opened(path.with_name("new.db"))):
+        columns = "SELECT name, type, \"notnull\", pk FROM pragma_table_info('speeds')"
+        assert sql(path, columns) == sql(path.with_name("new.db"), columns)
+
+
 def test_a_migration_that_breaks_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next start finds the file as it was."""
     with closing(sqlite3.connect(path)) as connection:
@@ -369,18 +396,22 @@ def test_slow_counting_holds_up_no_turn(store: Store, path: Path) -> None:
     assert [row["request_id"] for row in store.entries()] == ["slow", "stuck"]
 
 
-def test_the_speed_of_a_model_is_that_of_its_latest_row(path: Path) -> None:
-    """Also after a restart; rows without a speed or a backend change nothing."""
+def spoken(model: str, decode: float) -> Entry:
+    """A row of an answer at that speed, long enough to judge by."""
+    return Entry(backend="box", upstream_model=model, completion_tokens=10, decode_tokens_per_second=decode)
+
+
+def test_speeds_go_on_after_a_restart(path: Path) -> None:
+    """Later rows move the figure of earlier runs."""
     with closing(opened(path)) as store:
         assert store.recent_speeds() == {}
-        for speed, model in ((5.0, "a"), (7.5, "b"), (0.1, "a"), (None, "a")):
-            store.put_entry(Entry(backend="box", upstream_model=model, decode_tokens_per_second=speed))
-        store.put_entry(Entry(upstream_model="c", decode_tokens_per_second=1.0))
+        for speed, model in ((5.0, "a"), (7.5, "b")):
+            store.put_entry(spoken(model, speed))
     with closing(opened(path)) as store:
-        assert store.recent_speeds() == {("box", "a"): 0.1, ("box", "b"): 7.5}
-        store.put_entry(Entry(backend="box", upstream_model="a", decode_tokens_per_second=0.2))
+        assert store.recent_speeds() == {("box", "a"): Speed(5.0), ("box", "b"): Speed(7.5)}
+        store.put_entry(spoken("a", 15.0))
         store.flush()
-        assert store.recent_speeds()["box", "a"] == 0.2
+        assert store.recent_speeds()["box", "a"] == Speed(8.0)
 
 
 def test_a_value_that_no_table_holds_costs_its_own_row_only(
@@ -760,11 +791,11 @@ async def test_memory_leaves_nothing_on_disk(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with closing(open_store("memory")) as store:
         store.put_turn(Turn(key(1), "thought"))
-        store.put_entry(Entry(backend="b", upstream_model="m", decode_tokens_per_second=2.0))
+        store.put_entry(spoken("m", 2.0))
         assert store.flush()
         assert await store.find([key(1), key(2)]) == only(Turn(key(1), "thought"))
         assert len(store.entries()) == 1
-        assert store.recent_speeds() == {("b", "m"): 2.0}
+        assert store.recent_speeds() == {("box", "m"): Speed(2.0)}
         assert store.healthy()
         assert len(store.salt) == 32
     assert os.listdir(tmp_path) == []

@@ -17,11 +17,13 @@ from typing import Any, Protocol
 from proxy.errors import ConfigError, NotFound
 from proxy.messages import Entry
 from proxy.places import is_postgres, sqlite_path
+from proxy.speeds import Speed
 from proxy.store.limits import Limits
 from proxy.store.lines import Lines
 from proxy.store.sqlite import SqliteStore
 from proxy.store.sqlite_upkeep import SqliteUpkeep
 from proxy.store.upkeep import Upkeep
+from proxy.thoughts import Thought
 from proxy.turns import Found, Turn
 
 __all__ = ["Store", "Upkeep", "open_store", "open_upkeep"]
@@ -62,8 +64,17 @@ class Store(Protocol):
         Neither put raises. Where the queue is full they wait 0.2 s at the most; see `proxy.store.writer`.
         """
 
-    def recent_speeds(self) -> dict[tuple[str, str], float]:
-        """(backend, upstream model) → decode tokens per second of its latest row that has them."""
+    def recent_speeds(self) -> dict[tuple[str, str], Speed]:
+        """(backend, upstream model) → what `speeds.measured` found in its rows, of every kind, smoothed in their order.
+
+        Of what is on disk; so too the next.
+        """
+
+    def recent_thoughts(self, limit: int = 10_000) -> list[Thought]:
+        """The thoughts in the last `limit` rows of the ledger, oldest first: of chats that came to an end, `length` and
+        `answer_lost` among them, wherever a row has a count, a backend and a family. A count of 0 where the effort
+        `none` was sent is no thought.
+        """
 
     def entries(self, limit: int | None = None, *, own: bool = False) -> list[dict[str, Any]]:
         """The last `limit` rows of the ledger, newest last, after a flush: names as in Entry, lists as lists.

@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from proxy.messages import Entry
+from proxy.speeds import Speed
 from proxy.store.found import Stored, Uses
 from proxy.store.limits import Limiter, Limits
 from proxy.store.turn_rows import PackedTurn
 from proxy.store.turns import MOST_VALUES, Turns
+from proxy.thoughts import Thought
 from proxy.turns import Turn
 
 log = logging.getLogger(__name__)
@@ -53,8 +55,12 @@ class Disk(ABC):
         """The last rows of the ledger, newest last; with `own` those that this object wrote."""
 
     @abstractmethod
-    def speeds(self) -> dict[tuple[str, str], float]:
-        """(backend, upstream model) → decode tokens per second of its latest row that has them."""
+    def speeds(self) -> dict[tuple[str, str], Speed]:
+        """(backend, upstream model) → what its rows tell, smoothed."""
+
+    @abstractmethod
+    def thoughts(self, limit: int) -> list[Thought]:
+        """Those of the last `limit` rows of the ledger, oldest first."""
 
     @abstractmethod
     def close(self) -> None:

@@ -16,19 +16,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from proxy.messages import Entry
+from proxy.speeds import Speed
 from proxy.store.connections import Marked, Readers, begin, looking_up, pipelined, storable
 from proxy.store.disk import Disk
 from proxy.store.driver import errors, psycopg
 from proxy.store.found import Stored, merge
+from proxy.store.learned import PUT_SPEED, SPEEDS, speed_rows, thoughts, thoughts_of
 from proxy.store.limits import NO_LIMITS, Limits
 from proxy.store.lines import Lines
 from proxy.store.postgres_schema import Connection, connect, migrate, reason_of, refusal
 from proxy.store.queued import QueuedStore
 from proxy.store.rows import INSERT, NAMES, from_sql, to_sql
 from proxy.store.turns import Turns
+from proxy.thoughts import Thought
 from proxy.turns import Found, Turn
 
 PART = 50
@@ -39,8 +43,8 @@ FIND_SECONDS = 5.0
 """After so long a request goes on without what the server would have said."""
 
 _PUT_ENTRY = INSERT.replace(f"({NAMES})", f"(replica, {NAMES})").replace("(?", "(?, ?").replace("?", "%s")
-_PUT_SPEED = """INSERT INTO speeds VALUES (%s, %s, %s) ON CONFLICT (backend, upstream_model) DO UPDATE
-    SET decode_tokens_per_second = excluded.decode_tokens_per_second"""
+_PUT_SPEED = PUT_SPEED.replace("?", "%s")
+_THOUGHTS = thoughts("id").replace("?", "%s")
 
 _Row: TypeAlias = Sequence[Any]
 _Put: TypeAlias = Callable[[Connection, psycopg.Pipeline, str, Sequence[_Row]], None]
@@ -166,17 +170,12 @@ class _Database(Disk):
             self._written += entries
 
     def _write(self, entries: Sequence[Entry], put: _Put) -> None:
-        speeds = {
-            (entry.backend, entry.upstream_model): entry.decode_tokens_per_second
-            for entry in entries
-            if entry.backend and entry.upstream_model and entry.decode_tokens_per_second is not None
-        }
         rows = [[self._replica, *to_sql(entry)] for entry in entries]
         with self._transaction(alone=False) as (connection, pipeline):
             (number,) = connection.execute("SELECT pg_current_xact_id()::text").fetchone() or ("",)
             put(connection, pipeline, _PUT_ENTRY, rows)
-            # Always in the same order, so that two replicas do not wait for one another.
-            put(connection, pipeline, _PUT_SPEED, [[*names, speed] for names, speed in sorted(speeds.items())])
+            # Models always in the same order, so that two replicas do not wait for one another.
+            put(connection, pipeline, _PUT_SPEED, sorted(speed_rows(entries), key=itemgetter(0, 1)))
             self._doubt = number, entries
         self._doubt = None
 
@@ -201,10 +200,13 @@ class _Database(Disk):
         rows = self._readers.run(lambda connection: connection.execute(sql, values, binary=True).fetchall())
         return [from_sql(row) for row in reversed(rows)]
 
-    def speeds(self) -> dict[tuple[str, str], float]:
-        sql = "SELECT backend, upstream_model, decode_tokens_per_second FROM speeds"
-        rows = self._readers.run(lambda connection: connection.execute(sql).fetchall())
-        return {(backend, model): speed for backend, model, speed in rows}
+    def speeds(self) -> dict[tuple[str, str], Speed]:
+        rows = self._readers.run(lambda connection: connection.execute(SPEEDS).fetchall())
+        return {(backend, model): Speed(*speed) for backend, model, *speed in rows}
+
+    def thoughts(self, limit: int) -> list[Thought]:
+        rows = self._readers.run(lambda connection: connection.execute(_THOUGHTS, [limit], binary=True).fetchall())
+        return thoughts_of(rows)
 
     def close(self) -> None:
         with self._write_lock:

@@ -53,6 +53,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         *(statement.format_map(WORDS) for statement in TURNS),
         "ALTER TABLE texts ALTER COLUMN data SET STORAGE EXTERNAL",  # compressed already, where that pays
     ),
+    (
+        # Replicas of the version before go on writing their three columns.
+        "ALTER TABLE speeds ALTER COLUMN decode_tokens_per_second DROP NOT NULL",
+        "ALTER TABLE speeds ADD COLUMN prefill_tokens_per_second DOUBLE PRECISION",
+        "DELETE FROM speeds WHERE decode_tokens_per_second <= 0",  # very slow ones were rounded to 0
+    ),
 )
 
 _VERSION = "reasoning_proxy_version"

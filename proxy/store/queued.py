@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 from proxy.messages import Entry
+from proxy.speeds import Speed
 from proxy.store.disk import Disk
 from proxy.store.found import merge
 from proxy.store.lines import Lines
 from proxy.store.writer import Complete, Writer
+from proxy.thoughts import Thought
 from proxy.turns import Found, Turn
 
 log = logging.getLogger(__name__)
@@ -70,9 +72,13 @@ class QueuedStore:
         """Append a ledger row, completed by `complete` in the writer's thread."""
         self._writer.put(entry, complete)
 
-    def recent_speeds(self) -> dict[tuple[str, str], float]:
-        """(backend, upstream model) → decode tokens per second of the latest row that is written and has them."""
+    def recent_speeds(self) -> dict[tuple[str, str], Speed]:
+        """(backend, upstream model) → what its rows that are written tell, smoothed."""
         return self._disk.speeds()
+
+    def recent_thoughts(self, limit: int = 10_000) -> list[Thought]:
+        """Those of the last `limit` rows that are written, oldest first."""
+        return self._disk.thoughts(limit)
 
     def entries(self, limit: int | None = None, *, own: bool = False) -> list[dict[str, Any]]:
         """The last rows of the ledger, newest last, after a flush; with `own` only those of this store object."""

@@ -87,6 +87,20 @@ MIGRATIONS: tuple[tuple[str, ...] | Callable[[sqlite3.Connection], None], ...] =
         "INSERT INTO meta (name, value) VALUES ('salt', randomblob(32))",
     ),
     _move_turns,
+    (
+        # Made anew, because SQLite takes no NOT NULL from a column.
+        "ALTER TABLE speeds RENAME TO first_speeds",
+        # Smoothed by `learned.PUT_SPEED`, so that a start need not search the ledger.
+        """CREATE TABLE speeds (
+            backend TEXT NOT NULL, upstream_model TEXT NOT NULL,
+            decode_tokens_per_second REAL, prefill_tokens_per_second REAL,
+            PRIMARY KEY (backend, upstream_model)
+        )""",
+        # Very slow ones were rounded to 0, which is no speed.
+        """INSERT INTO speeds SELECT backend, upstream_model, decode_tokens_per_second, NULL FROM first_speeds
+            WHERE decode_tokens_per_second > 0""",
+        "DROP TABLE first_speeds",
+    ),
 )
 
 

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from proxy.messages import Entry
+from proxy.speeds import Speed
 from proxy.store.disk import Disk
+from proxy.store.learned import PUT_SPEED, SPEEDS, speed_rows, thoughts, thoughts_of
 from proxy.store.limits import NO_LIMITS, Limits
 from proxy.store.lines import Lines
 from proxy.store.queued import QueuedStore
 from proxy.store.rows import INSERT, NAMES, from_sql, to_sql
 from proxy.store.schema import connect, migrate, refusal, transaction
 from proxy.store.turns import MOST_VALUES, Turns
+from proxy.thoughts import Thought
 
-_PUT_SPEED = """INSERT INTO speeds VALUES (?, ?, ?) ON CONFLICT (backend, upstream_model) DO UPDATE
-    SET decode_tokens_per_second = excluded.decode_tokens_per_second"""
+_THOUGHTS = thoughts("rowid")
 _T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
@@ -64,15 +66,10 @@ class _File(Disk):
         return _hopeless(error)
 
     def write_entries(self, entries: Sequence[Entry]) -> None:
-        speeds = {
-            (entry.backend, entry.upstream_model): entry.decode_tokens_per_second
-            for entry in entries
-            if entry.backend and entry.upstream_model and entry.decode_tokens_per_second is not None
-        }
         with self._write_lock, transaction(self._writing):
             count = self._insert(INSERT, entries, to_sql)
             (last,) = self._writing.execute("SELECT last_insert_rowid()").fetchone()
-            self._insert(_PUT_SPEED, list(speeds.items()), lambda item: (*item[0], item[1]))
+            self._insert(PUT_SPEED, speed_rows(entries), tuple)
         if count:
             self._remember(last - count + 1, last)
 
@@ -115,10 +112,14 @@ class _File(Disk):
             rows.close()
         return found[::-1]
 
-    def speeds(self) -> dict[tuple[str, str], float]:
+    def speeds(self) -> dict[tuple[str, str], Speed]:
         with self._read_lock:
-            rows = self._reading.execute("SELECT backend, upstream_model, decode_tokens_per_second FROM speeds")
-            return {(backend, model): speed for backend, model, speed in rows}
+            return {(backend, model): Speed(*speed) for backend, model, *speed in self._reading.execute(SPEEDS)}
+
+    def thoughts(self, limit: int) -> list[Thought]:
+        with self._read_lock:
+            rows = self._reading.execute(_THOUGHTS, (limit,)).fetchall()
+        return thoughts_of(rows)
 
     def close(self) -> None:
         with self._write_lock:
