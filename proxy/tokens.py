@@ -6,6 +6,8 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
+from proxy.jsons import healed
+
 if TYPE_CHECKING:
     import tiktoken
 
@@ -36,6 +38,25 @@ def count(text: str) -> int:
     encoding = _encoding()
     pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
     return sum(len(encoding.encode_ordinary(piece)) for piece in pieces)
+
+
+def first(text: str, most: int) -> str:
+    """The longest beginning of `text` that has at most `most` tokens and ends where one of the whole text's does.
+
+    Where that is inside a character, it ends before it. Halves of a pair come back as `healed` leaves them.
+    """
+    encoding = _encoding()
+    text = healed(text)
+    for at in range(0, len(text), _PIECE):
+        piece = text[at : at + _PIECE]
+        found = encoding.encode_ordinary(piece)
+        if len(found) > most:
+            end = len(encoding.decode_bytes(found[: max(0, most)]).decode("utf-8", "ignore"))
+            while end and len(encoding.encode_ordinary(piece[:end])) > most:
+                end -= 1  # without what follows, blanks and halves of characters are counted in another way
+            return text[: at + end]
+        most -= len(found)
+    return text
 
 
 def split(completion: int, reasoning_text: str, visible_text: str) -> tuple[int, int]:
