@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,11 @@ from proxy import config, probes
 from proxy.dialects import DIALECTS, About, Dialect
 from proxy.errors import ModelNotFound, UpstreamError, UpstreamUnreachable
 from proxy.families import Families, Family
+from proxy.learned import Learned
 from proxy.messages import Ask, Facts
 from proxy.prices import Price
+from proxy.speeds import Speed
+from proxy.thoughts import Thought
 from proxy.wire import Answer, Wire
 
 log = logging.getLogger(__name__)
@@ -27,16 +30,8 @@ PROBE_AGAIN = 5.0
 """Seconds from one probe of a backend to the next."""
 PROBE_AGE = 60.0
 """Seconds after which a known backend is looked at again, while requests go on."""
-_SMOOTHING = 0.3
 _MOST_NAMES = 256
 """Models for which the lasting facts are kept."""
-_LEAST_TOKENS = 4
-_DENSITY_TOKENS = 200
-"""A prompt of fewer is mostly the template's own text, and tells nothing about how dense others are."""
-_DENSITIES = (1.5, 6.0)
-_BYTES_PER_TOKEN = 10 / 3
-_SAFE = 0.9
-"""Prompts are taken for this much denser than they were seen or are assumed to be."""
 
 
 class Backend:
@@ -45,14 +40,12 @@ class Backend:
     def __init__(self, name: str, settings: config.Backend, slow_below: float) -> None:
         self.name = name
         self.settings = settings
-        self._slow_below = slow_below
         self._wire = Wire(name, settings)
         self._probe: asyncio.Task[None] | None = None
         self._probed = 0.0
         self._found: probes.Found | None = None
         self._trouble = ""
-        self._speeds: dict[str, float] = {}
-        self._densities: dict[str, float] = {}
+        self.learned = Learned(settings.slow, slow_below)
         self._names: dict[str, str] = {}
         self._lasting: dict[tuple[str, str], Facts] = {}
         self.answered = False
@@ -155,8 +148,9 @@ class Backend:
             self._lasting[key] = self._lasting_facts(upstream_model, family)
         return replace(
             self._lasting[key],
-            slow=self.slow(upstream_model),
-            bytes_per_token=self._densities.get(upstream_model, _BYTES_PER_TOKEN) * _SAFE,
+            slow=self.learned.slow(upstream_model),
+            bytes_per_token=self.learned.bytes_per_token(upstream_model),
+            rooms=self.learned.thoughts.rooms(family.name),
             conversation_effort=conversation_effort,
         )
 
@@ -188,6 +182,7 @@ class Backend:
             takes_developer=dialect.takes_developer or family.developer_role,
             refuses_overflow=dialect.refuses_overflow,
             refuses_missing=dialect.refuses_missing,
+            has_control=dialect.control is not None,
         )
 
     @property
@@ -195,46 +190,12 @@ class Backend:
         """The server's version, empty where it is not known."""
         return self._found.version if self._found else ""
 
-    def slow(self, upstream_model: str) -> bool:
-        """Configured, or measured below `policy.slow_below_tokens_per_second`."""
-        if isinstance(self.settings.slow, bool):
-            return self.settings.slow
-        speed = self._speeds.get(upstream_model)
-        return speed is not None and speed < self._slow_below
-
-    def note_speed(self, upstream_model: str, tokens_per_second: float, tokens: int) -> None:
-        """Take a measured decode speed into the record; a handful of tokens is too few to judge by."""
-        if tokens < _LEAST_TOKENS or tokens_per_second <= 0:
-            return
-        known = self._speeds.get(upstream_model, tokens_per_second)
-        self._speeds[upstream_model] = known + _SMOOTHING * (tokens_per_second - known)
-
     def note_names(self, upstream_model: str, names: frozenset[str]) -> None:
         """Take into the record under which name thoughts came."""
         name = next((name for name in ("reasoning_content", "reasoning") if name in names), None)
         if name is not None and name != self._names.get(upstream_model):
             self._names[upstream_model] = name
             self._lasting.clear()
-
-    def note_density(self, upstream_model: str, size: int, tokens: int) -> None:
-        """Take into the record how many bytes of a prompt made a token."""
-        if tokens < _DENSITY_TOKENS:
-            return
-        least, most = _DENSITIES
-        seen = min(max(size / tokens, least), most)
-        known = self._densities.get(upstream_model, seen)
-        self._densities[upstream_model] = known + _SMOOTHING * (seen - known)
-
-    def note_overflow(self, upstream_model: str, size: int, limit: int | None) -> None:
-        """A prompt of so many bytes was too long for the window: the next one like it is not tried first."""
-        if limit:
-            least, _ = _DENSITIES
-            known = self._densities.get(upstream_model, _BYTES_PER_TOKEN)
-            self._densities[upstream_model] = max(min(known, size / limit), least)
-
-    def remember_speed(self, upstream_model: str, tokens_per_second: float) -> None:
-        """A speed from an earlier run."""
-        self._speeds.setdefault(upstream_model, tokens_per_second)
 
     async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes, *, query: str = "") -> Answer:
         """Send a request; see `Wire.send`."""
@@ -278,11 +239,17 @@ class Backends:
         slow_below = settings.policy.slow_below_tokens_per_second
         self.by_name = {name: Backend(name, table, slow_below) for name, table in settings.backends.items()}
 
-    def start(self, speeds: Mapping[tuple[str, str], float]) -> None:
-        """Begin to find out what stands behind each, with the speeds of earlier runs."""
+    def learn(self, speeds: Mapping[tuple[str, str], Speed], thoughts: Iterable[Thought]) -> None:
+        """The experience of earlier runs."""
         for (name, model), speed in speeds.items():
             if name in self.by_name:
-                self.by_name[name].remember_speed(model, speed)
+                self.by_name[name].learned.speed_is(model, speed)
+        for thought in thoughts:
+            if thought.backend in self.by_name:
+                self.by_name[thought.backend].learned.thoughts.add(thought)
+
+    def start(self) -> None:
+        """Begin to find out what stands behind each."""
         for backend in self.by_name.values():
             if backend.needs_probe:
                 backend.start_probe()
@@ -291,15 +258,16 @@ class Backends:
     def first(self) -> Backend:
         return next(iter(self.by_name.values()))
 
-    async def route(self, model: str) -> Route:
-        """The backend for a model, by alias, by the names that backends serve, or the only one that takes any name.
+    async def route(self, model: str, to: str | None = None) -> Route:
+        """The backend for a model, by alias, by the names that backends serve, or the only one that takes any name; or
+        the one named `to`.
 
         Waits a little for backends that are just being looked at: their names and families count.
         Raises ModelNotFound that lists the known names.
         """
         alias = self._settings.models.get(model)
         upstream = (alias.upstream if alias else None) or model
-        name = alias.backend if alias else None
+        name = to or (alias.backend if alias else None)
         backend = self.by_name[name] if name else await self._serving(upstream, model)
         await backend.known()
         family = (alias.family if alias else None) or backend.settings.family

@@ -12,6 +12,8 @@
     │   ├── Unauthorized       401  no key, or an unknown one
     │   ├── ModelNotFound      404  no backend serves this model
     │   ├── NotFound           404  no such path here
+    │   ├── AlreadyAnswering   409  the thought that shall end has ended
+    │   ├── NotSupported       501  the engine cannot do it
     │   └── BodyTooLarge       413  above `server.max_body_mb`
     └── UpstreamError          502  the backend broke after it had the request
         ├── UpstreamUnreachable 502 no connection was made: nothing was sent
@@ -35,7 +37,7 @@ class ProxyError(Exception):
 
     status: int = 500
     type: str = "server_error"
-    code: str = "internal_error"
+    code: object = "internal_error"
     may_have_cost: bool = False
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -46,7 +48,7 @@ class ProxyError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Response headers that go with the error."""
-        found = {"x-proxy-error": self.code}
+        found = {"x-proxy-error": str(self.code)}
         if self.may_have_cost:
             found["x-should-retry"] = "false"
         return found
@@ -81,7 +83,7 @@ class RequestError(ProxyError):
 
     status = 400
     type = "invalid_request_error"
-    code = "invalid_request"
+    code: object = "invalid_request"
 
 
 class InvalidRequest(RequestError):
@@ -116,6 +118,20 @@ class NotFound(RequestError):
     code = "not_found"
 
 
+class AlreadyAnswering(RequestError):
+    """A thought shall be ended, and there is none any more."""
+
+    status = 409
+    code = "already_answering"
+
+
+class NotSupported(RequestError):
+    """The engine behind the proxy cannot do what is asked for."""
+
+    status = 501
+    code = "not_supported"
+
+
 class BodyTooLarge(RequestError):
     """The request body exceeds `server.max_body_mb`."""
 
@@ -128,7 +144,7 @@ class UpstreamError(ProxyError):
 
     status = 502
     type = "upstream_error"
-    code = "upstream_error"
+    code: object = "upstream_error"
     may_have_cost = True
 
 
@@ -151,16 +167,13 @@ class UpstreamRefusal(UpstreamError):
 
     def __init__(self, message: str, *, status: int, type: str, code: object) -> None:
         super().__init__(message)
-        self.status, self.type, self._code = status, type, code
+        self.status, self.type = status, type
+        self.code = code
 
     @property
     def headers(self) -> dict[str, str]:
         """Only the advice: the proxy is not the origin."""
         return {"x-should-retry": "false"}
-
-    def body(self) -> bytes:
-        """With the backend's own code."""
-        return error_body(self.message, self.type, self._code, self.param)
 
 
 def error_body(message: str, type: str | None, code: object, param: object = None) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from proxy.calls import arguments_text
@@ -120,6 +120,17 @@ class Fold:
         if usage.prompt is None and cached is not None and evaluated is not None:
             usage = replace(usage, prompt=cached + evaluated, cached=cached)
         return usage
+
+
+def total(usages: Sequence[Usage]) -> Usage:
+    """All together; a figure that one of them lacks is unknown."""
+    if len(usages) == 1:
+        return usages[0]
+    sums = {}
+    for name in ("prompt", "cached", "completion", "reasoning"):
+        values = [getattr(usage, name) for usage in usages]
+        sums[name] = None if None in values else sum(values)
+    return Usage(**sums, repaired=any(usage.repaired for usage in usages))
 
 
 def finish_of(choice: Choice) -> str:

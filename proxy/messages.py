@@ -17,6 +17,7 @@ import msgspec
 from proxy.errors import ProxyError
 from proxy.families import Family
 from proxy.jsons import table
+from proxy.thoughts import Room
 
 Json = Any
 """A decoded JSON value."""
@@ -115,6 +116,7 @@ class ChatRequest:
     budget: Budget | None = None
     keeps_all: bool = False
     has_tools: bool = False
+    choices: int = 1
     template_options: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -148,7 +150,8 @@ class Facts:
     known. `conversation_effort` is `Turn.effort` of the latest known turn of the same conversation.
     `bytes_per_token` is that of prompts, learned or assumed on the safe side. `reasoning_field` is the name under
     which past thoughts are read, empty for the engine's usual one. `is_service`: the family's own service.
-    `takes_options`: it reads template options.
+    `takes_options`: it reads template options. `has_control`: a thought can be ended while it runs. `rooms`: effort as
+    sent (empty where none is) → what the thoughts of this family took here.
     """
 
     backend: str
@@ -172,6 +175,8 @@ class Facts:
     refuses_missing: bool = False
     bytes_per_token: float = 3.0
     conversation_effort: str | None = None
+    has_control: bool = False
+    rooms: Mapping[str, Room] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +202,19 @@ class Plan:
     thinking_budget_reason: str | None = None
     developer_role: str = "keep"
     fields: Mapping[str, bytes | None] = field(default_factory=dict)
+    stops: tuple[str, ...] = ()
+    keeps_stop: bool = False
+    visible_tokens: int | None = None
+    controlled: bool = False
+    streamed: bool = False
     history: History = History()
     restored: Mapping[int, int] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
+
+    @property
+    def cuts(self) -> bool:
+        """The proxy may end the visible text before the engine does."""
+        return bool(self.stops) or self.visible_tokens is not None
 
     def decided(self, rule: str, reason: str, **changes: Any) -> Plan:
         """The plan with changes, and the decision that made them."""

@@ -54,6 +54,7 @@ def read(body: bytes) -> ChatRequest:
         budget=asks.budget(said),
         keeps_all=asks.keeps_all(said),
         has_tools=bool(_decoded(fields, "tools")),
+        choices=_choices(fields),
         template_options=options,
     )
 
@@ -124,6 +125,12 @@ def _cap(fields: Mapping[str, bytes]) -> tuple[str | None, int | None]:
             raise InvalidRequest(f"`{name}` {takes}, not {_shown(value)}", param=name)
         found = (name, None if value == _UNLIMITED else value)
     return found
+
+
+def _choices(fields: Mapping[str, bytes]) -> int:
+    """How many answers are wanted at once; what is no number of them is for the engine to refuse."""
+    value = _decoded(fields, "n")
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
 
 
 def _messages(fields: Mapping[str, bytes]) -> tuple[Message, ...]:

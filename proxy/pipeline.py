@@ -7,27 +7,30 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 
-from proxy import config, families, headers, history, keys, normalise, policy, refusals, relay, render, shape, window
+from proxy import config, families, headers, normalise, policy, refusals, relay, render, shape, tokens, window
 from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
+from proxy.cut import Cut
 from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping, UpstreamError, UpstreamTimeout
+from proxy.incoming import Again, Incoming, streamed
+from proxy.live import Live
 from proxy.messages import Call, Plan, Reply
 from proxy.places import hide_password, sqlite_path
-from proxy.recall import Recalled, Recaller
+from proxy.planning import Planned, Planner
 from proxy.record import Record
 from proxy.store import Store, open_store
-from proxy.turns import Found
 from proxy.wire import Answer
 
 log = logging.getLogger(__name__)
 
 _CHAT = "/chat/completions"
+_ANSWER_NOW = re.compile(rf"{_CHAT}/([^/]+)/answer-now")
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"}
     | {"upgrade", "content-length", "content-type", "x-request-id"}
@@ -51,6 +54,9 @@ class Pipeline:
         self.store = store
         self.backends = Backends(settings, families.load(settings.families))
         self._callers = Callers(settings, store.salt)
+        self._planner = Planner(settings, store, self.backends)
+        self.running: dict[str, Live] = {}
+        """The streamed answers that are under way, by the id of their request."""
         self.draining = False
         """New requests had better go elsewhere."""
         self.stopping = asyncio.Event()
@@ -70,8 +76,11 @@ class Pipeline:
         return made
 
     def start(self) -> None:
-        """Begin to look at the backends."""
-        self.backends.start(self.store.recent_speeds())
+        """Begin to look at the backends, with the experience of earlier runs."""
+        self.backends.learn(self.store.recent_speeds(), self.store.recent_thoughts())
+        self.backends.start()
+        if self.settings.policy.completion_tokens_mode == "visible":  # who counts tokens had better not wait then
+            asyncio.get_running_loop().run_in_executor(None, tokens.count, "")
 
     async def handle(self, call: Call) -> Reply:
         """Answer a call. Errors of the caller and of backends come back as replies; nothing is raised for them."""
@@ -107,6 +116,8 @@ class Pipeline:
             if call.method != "POST":
                 raise NotFound(f"{call.method} {call.path} does not exist; use POST")
             return await self._chat(call, record)
+        if call.method == "POST" and (found := _ANSWER_NOW.fullmatch(path)):
+            return await self._answer_now(call, found[1], record)
         if call.method == "GET" and (path == "/models" or path.startswith("/models/")):
             return await self._models(call, path.removeprefix("/models").strip("/"), record)
         if call.path.startswith("/v1/") and not {".", ".."} & set(path.split("/")):
@@ -114,66 +125,102 @@ class Pipeline:
         raise NotFound(f"there is nothing at {call.path}; the API is at /v1")
 
     async def _chat(self, call: Call, record: Record) -> Reply:
-        """Normalise; pick a backend; put back; decide; say it in the backend's words; send it; pass on the answer."""
+        """Read the request; plan it; say it in the backend's words; send it; pass on the answer."""
         caller = self._caller(call, record)
         request = normalise.read(call.body)
         record.entry.model, record.entry.stream = request.model, request.stream
-
-        route = await self.backends.route(request.model)
-        request = request if request.effort or request.switched_on else replace(request, effort=route.effort)
-        scope = keys.scope(self.store.salt, caller.credential, caller.end_user, route.family.name)
-        chain = keys.Chain(request.messages, scope)
-        found = await self._found(chain)
-        known = Recaller(chain, request.messages, found, caller.conversation).all()
-
-        facts = route.backend.facts(route.upstream_model, route.family, history.conversation_effort(known))
-        plan = self._planned(Plan(request, facts, request.messages), known)
-        record.planned(plan, chain, known, route)
-        window.check(plan)
-        answer = await self._sent(call, plan, route.backend)
-        if plan.restored and await refusals.overflows(answer):
+        made = await self._planner.plan(request, caller, call.headers)
+        record.planned(made)
+        window.check(made.plan)
+        answer = await self._sent(call, made.plan, made.route.backend)
+        if made.plan.restored and await refusals.overflows(answer):
             # Nothing was generated, and the client's own messages may fit: only what we added is too much.
-            route.backend.note_overflow(route.upstream_model, window.size(plan), facts.context_limit)
-            plan = self._planned(Plan(request, facts, request.messages), known, bare=True)
-            record.planned(plan, chain, known, route, attempts=2)
-            answer = await self._sent(call, plan, route.backend)
+            size, limit = window.size(made.plan), made.plan.facts.context_limit
+            made.route.backend.learned.overflowed(made.route.upstream_model, size, limit)
+            made = self._planner.decided(made, bare=True)
+            record.planned(made, attempts=2)
+            answer = await self._sent(call, made.plan, made.route.backend)
 
         record.answered(answer.status)
-        shaper = shape.Shaper(self.settings.thinking, route.family, filler=self._filler(plan), new_id=_call_id)
-        usage = {"include_usage": request.include_usage, "continuous_usage": request.continuous_usage}
-        view = render.View(caller.shown, **usage)
-        told = [*_returned(answer.headers, record), *headers.of_plan(plan)]
+        told = _returned(answer.headers, record)
         if answer.status >= 400:
             more, error = await refusals.refused(answer, record)
-            return Reply(answer.status, told + more, error)
-        dialect = route.backend.dialect
-        if request.stream:
-            body = relay.Stream(await relay.streamed(answer, dialect), dialect, shaper, view, record)
-            return Reply(answer.status, told + relay.STREAM_HEADERS, body)
-        event = await relay.whole(answer, dialect, shaper, record)
+            return Reply(answer.status, told + headers.of_plan(made.plan) + more, error)
+        usage = {"include_usage": request.include_usage, "continuous_usage": request.continuous_usage}
+        view = render.View(caller.shown, **usage)
+        if not made.plan.streamed:
+            again = self._again(call, made, record)
+            event = await relay.whole(answer, made.route.backend.dialect, self._hearing(made), record, again=again)
+        else:
+            incoming = await self._incoming(call, caller, made, answer, record)
+            if request.stream:
+                told += headers.of_plan(made.plan) + relay.STREAM_HEADERS
+                return Reply(answer.status, told, relay.Stream(incoming, view, record))
+            event = await relay.gathered(incoming, record)
+        told += headers.of_plan(record.plan or made.plan)
         more = headers.of_answer(record.entry.outcome, record.cost())
         return Reply(answer.status, [*told, relay.JSON, *more], view.whole(event))
 
-    async def _found(self, chain: keys.Chain) -> Found:
-        """What the store knows of a history: one query, and one more for what is not found where it stands."""
-        found = await self.store.find(list(chain.keys.values()))
-        weaker = chain.weaker_than(found.exact)
-        return replace(found, sole=(await self.store.find((), weaker)).sole) if weaker else found
+    def _hearing(self, made: Planned) -> shape.Shaper:
+        """What makes the answer to this plan what the engine should have sent."""
+        plan, settings = made.plan, self.settings
+        # A filler is listened for where this request carries one that the model may echo.
+        filled = any(decision.rule == "filler" for decision in plan.decisions)
+        return shape.Shaper(
+            settings.thinking,
+            made.route.family,
+            filler=settings.history.filler_text if filled else "",
+            new_id=_call_id,
+            cut=partial(Cut, plan.stops, most_tokens=plan.visible_tokens, keeps_stop=plan.keeps_stop)
+            if plan.cuts
+            else None,
+            choices=plan.request.choices,
+        )
 
-    def _planned(self, plan: Plan, known: Mapping[int, Recalled], *, bare: bool = False) -> Plan:
-        """What goes to the backend; with `bare`, without the thoughts that are not the client's own."""
-        settings = self.settings
-        room = policy.answer_room(plan.request, settings.policy)
-        return policy.decide(history.restore(plan, known, settings.history, answer=room, bare=bare), settings.policy)
+    async def _incoming(self, call: Call, caller: Caller, made: Planned, answer: Answer, record: Record) -> Incoming:
+        """The answer as it comes, and as one whose thought can be ended."""
+        backend, seconds = made.route.backend, self.settings.policy.thinking_seconds
+        stream = await streamed(answer, backend.dialect)
+        sent = _upstream_headers(call.headers)
+        live = Live(self.running, made, record, caller=caller, headers=sent, seconds=seconds)
+        again = self._again(call, made, record)
+        return Incoming(stream, backend.dialect, self._hearing(made), record, live=live, again=again)
+
+    def _again(self, call: Call, made: Planned, record: Record) -> Again | None:
+        """How one more answer is asked for where this one is lost to thinking; None where none shall be."""
+        plan = policy.rescued(made.plan, made.terms)
+        if plan is None:
+            return None
+
+        async def again() -> Answer | None:
+            try:
+                answer = await self._sent(call, plan, made.route.backend)
+            except ProxyError as error:
+                log.warning("request %s: there is no second answer: %s", record.entry.request_id, error.message)
+                return None
+            if answer.status >= 400:
+                reason = refusals.error_fields(await answer.read(), answer.status)[0]
+                log.warning("request %s: there is no second answer: %s", record.entry.request_id, record.safe(reason))
+                return None
+            record.tried_again(plan)
+            return answer
+
+        return again
 
     async def _sent(self, call: Call, plan: Plan, backend: Backend) -> Answer:
         body = backend.dialect.encode(plan)
         return await backend.send("POST", _CHAT, _upstream_headers(call.headers), body, query=call.query)
 
-    def _filler(self, plan: Plan) -> str:
-        """The filler, where this request carries it and the model may echo it."""
-        filled = any(decision.rule == "filler" for decision in plan.decisions)
-        return self.settings.history.filler_text if filled else ""
+    async def _answer_now(self, call: Call, request_id: str, record: Record) -> Reply:
+        """End the thought of a running request of the same caller."""
+        caller = self._caller(call, record)
+        live = self.running.get(request_id)
+        if live is None or not live.is_of(caller):
+            raise NotFound(f"no request {request_id!r} of yours is running; its id is in the header x-request-id")
+        status = await live.answer_now()
+        record.entry.status = 200
+        record.finish("ok")
+        return Reply(200, [relay.JSON], msgspec.json.encode({"request_id": request_id, "status": status}))
 
     def _caller(self, call: Call, record: Record) -> Caller:
         caller = self._callers.of(call.headers)

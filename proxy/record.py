@@ -6,20 +6,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from proxy import prices, tokens, window
 from proxy.backends import Route
 from proxy.callers import Caller, keys_in
 from proxy.errors import ProxyError, RequestError, UpstreamError, UpstreamUnreachable
-from proxy.fold import Fold
+from proxy.fold import Fold, total
 from proxy.jsons import dumps
 from proxy.keys import Chain
 from proxy.messages import Call, Entry, Event, Plan, Usage
+from proxy.planning import Planned
 from proxy.recall import Recalled
 from proxy.remember import Answer, Rememberer
+from proxy.speeds import measured
 from proxy.store import Store
+from proxy.thoughts import thought_of
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +43,8 @@ class Record:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self.entry = Entry(ts=now, request_id=request_id, endpoint=call.path, kind=kind)
         self.fold = Fold()
+        """The answer, or the last of two tries."""
+        self._earlier: list[Fold] = []
         self._store = store
         self._started = time.monotonic()
         self._span = _Span()
@@ -47,7 +53,7 @@ class Record:
         self._plan: Plan | None = None
         self._chain: Chain | None = None
         self._known: Mapping[int, Recalled] = {}
-        self._kept = False
+        self._kept = self._left = False
         self._route: Route | None = None
 
     def safe(self, text: str) -> str:
@@ -61,22 +67,40 @@ class Record:
         entry = self.entry
         entry.client, entry.end_user, entry.conversation = caller.client, caller.end_user, caller.conversation
 
-    def planned(
-        self, plan: Plan, chain: Chain, known: Mapping[int, Recalled], route: Route, *, attempts: int = 1
-    ) -> None:
+    def planned(self, made: Planned, *, attempts: int = 1) -> None:
         """What was decided, before it is sent."""
-        self._plan, self._chain, self._known, self._route = plan, chain, known, route
+        self._plan = plan = made.plan
+        self._chain, self._known, self._route = made.chain, made.known, made.route
         entry, request, facts, counts = self.entry, plan.request, plan.facts, plan.history
         entry.kind, entry.stream, entry.attempts = plan.kind, request.stream, attempts
         entry.model, entry.upstream_model = request.model, facts.upstream_model
         entry.backend, entry.engine, entry.family = facts.backend, facts.engine, facts.family.name
         entry.effort_asked = request.effort.word if request.effort else None
-        entry.effort_sent, entry.effort_reason = plan.effort, plan.effort_reason
-        entry.max_tokens_asked, entry.max_tokens_sent = request.max_tokens, plan.max_tokens
-        entry.thinking_budget_sent = plan.thinking_budget
+        entry.max_tokens_asked = request.max_tokens
         entry.turns_present, entry.turns_restored = counts.present, counts.restored
         entry.turns_missing, entry.turns_filled, entry.turns_dropped = counts.missing, counts.filled, counts.dropped
+        self._told(plan)
+
+    def _told(self, plan: Plan) -> None:
+        """What the backend is told."""
+        entry = self.entry
+        entry.effort_sent, entry.effort_reason = plan.effort, plan.effort_reason
+        entry.max_tokens_sent, entry.thinking_budget_sent = plan.max_tokens, plan.thinking_budget
         entry.decisions = list(dict.fromkeys(decision.rule for decision in plan.decisions))
+
+    @property
+    def plan(self) -> Plan | None:
+        """The latest that was sent."""
+        return self._plan
+
+    def tried_again(self, plan: Plan) -> None:
+        """The answer so far was lost, and another one comes with this plan: both are paid for."""
+        self._plan = plan
+        self._earlier.append(self.fold)
+        self.fold, self._span = Fold(), _Span()
+        self._told(plan)
+        self.entry.attempts += 1
+        self.flag("rescued", True)
 
     def answered(self, status: int) -> None:
         """The backend's headers are there."""
@@ -121,11 +145,12 @@ class Record:
         self.finished = True
         entry, fold = self.entry, self.fold
         entry.duration_ms = self._elapsed()
-        usage = fold.reported()
+        usages = [each.reported() for each in self._folds]
+        usage = total(usages)
         entry.prompt_tokens, entry.cached_tokens = usage.prompt, usage.cached
         entry.completion_tokens, entry.reported_reasoning_tokens = usage.completion, usage.reasoning
         self.flag("usage_repaired", usage.repaired)
-        self._speeds(usage)
+        self._speeds(usages[-1])
         if outcome is None:
             entry.outcome, entry.finish_reason = fold.outcome, fold.finish
             self.flag("empty_turn", fold.empty and entry.kind != "passthrough")
@@ -135,9 +160,8 @@ class Record:
             entry.outcome, entry.finish_reason = outcome, first.finish if first else None
         told = (entry.request_id, entry.kind, entry.model or entry.endpoint, entry.status, entry.outcome)
         log.info("%s %s %s: status %s, %s, %s ms", *told, entry.duration_ms)
-        price = self._route.price if self._route else None
-        call_tags = self._route.family.call_tags if self._route else ()
-        self._store.put_entry(entry, _Counting(fold, usage, price, call_tags))
+        prompt = self._prompt if self._left else None
+        self._store.put_entry(entry, _Counting(self._folds, usages, self._route, prompt))
 
     async def settled(self) -> None:
         """Where other proxies read the same store, wait a little until this request's turns are written."""
@@ -148,13 +172,47 @@ class Record:
         """What the answer cost as far as its usage is reported, for a response header."""
         if self._route is None or self._route.price is None:
             return None
-        cost = prices.cost(self.fold.reported(), self._route.price)
+        cost = prices.cost(self._usage(), self._route.price)
         return None if cost is None else format(cost, "f")
+
+    def left(self) -> None:
+        """The engine was left before it told what it spent, because the visible text had its end."""
+        self._left = True
+
+    def usage_told(self) -> dict[str, Any]:
+        """The usage of all tries in OpenAI's shape, for a client that the engine tells nothing; what nobody reported is
+        estimated."""
+        usage = self._usage()
+        said = sum(len(fold.reasoning_text) + len(fold.visible_text) for fold in self._folds)
+        prompt = usage.prompt if usage.prompt is not None else self._prompt
+        completion = usage.completion if usage.completion is not None else tokens.estimate(said)
+        told: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
+        told["total_tokens"] = prompt + completion
+        if usage.cached is not None:
+            told["prompt_tokens_details"] = {"cached_tokens": usage.cached}
+        if usage.reasoning is not None:
+            told["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
+        return told
+
+    def _usage(self) -> Usage:
+        return total([fold.reported() for fold in self._folds])
+
+    @property
+    def _folds(self) -> list[Fold]:
+        return [*self._earlier, self.fold]
+
+    @property
+    def _prompt(self) -> int:
+        """Tokens of all prompts that were sent, estimated."""
+        if self._plan is None or self._route is None:
+            return 0
+        density = self._route.backend.learned.bytes_per_token(self._route.upstream_model, safe=False)
+        return tokens.estimate(window.size(self._plan), bytes_per_token=density) * len(self._folds)
 
     def _remember(self) -> None:
         """Keep the finished turns, so that they are found before the client can ask for them."""
         plan, chain, entry = self._plan, self._chain, self.entry
-        if plan is None or chain is None:
+        if plan is None or chain is None or plan.kind == "side":  # which is no turn of the chat
             return
         effort = (plan.effort or "") if plan.effort_reason in _CHOSEN_BY_DEFAULT and plan.kind == "chat" else None
         rememberer = Rememberer(chain, plan.request.messages, plan.messages, self._known)
@@ -169,20 +227,19 @@ class Record:
         self._kept = bool(turns)
 
     def _speeds(self, usage: Usage) -> None:
-        """The engine's own figures, else the stream's pace from the first token to the last."""
+        """The engine's own figures, else the stream's pace from the first token to the last; of the latest try."""
         timings, entry = self.fold.timings, self.entry
-        entry.prefill_tokens_per_second = _positive(timings.get("prompt_per_second"))
         count = usage.completion or self._span.count
-        decode = _positive(timings.get("predicted_per_second")) or self._span.pace(count)
-        entry.decode_tokens_per_second = decode
+        entry.prefill_tokens_per_second = _positive(timings.get("prompt_per_second"))
+        entry.decode_tokens_per_second = _positive(timings.get("predicted_per_second")) or self._span.pace(count)
         if self._route is None or self._plan is None:
             return
         backend, model = self._route.backend, self._route.upstream_model
         backend.note_names(model, self.fold.names)
-        if decode is not None:
-            backend.note_speed(model, decode, count)
+        seen = replace(entry, prompt_tokens=usage.prompt, cached_tokens=usage.cached, completion_tokens=count)
+        backend.learned.took(model, measured(seen))
         if usage.prompt is not None:
-            backend.note_density(model, window.size(self._plan), usage.prompt)
+            backend.learned.read(model, window.size(self._plan), usage.prompt)
 
     def _elapsed(self) -> int:
         return round((time.monotonic() - self._started) * 1000)
@@ -211,33 +268,53 @@ class _Span:
 class _Counting:
     """Completes a row in the recorder's thread: counting takes time in proportion to the texts."""
 
-    def __init__(self, fold: Fold, usage: Usage, price: prices.Price | None, call_tags: Sequence[str]) -> None:
-        self._fold = fold
-        self._usage = usage
-        self._price = price
-        self._call_tags = call_tags
+    def __init__(
+        self, folds: Sequence[Fold], usages: Sequence[Usage], route: Route | None, prompt: int | None
+    ) -> None:
+        """A fold and its usage for each try; `prompt` is an estimate for where the engine had no time to tell."""
+        self._tries = list(zip(folds, usages, strict=True))
+        self._route = route
+        self._prompt = prompt
 
     def __call__(self, entry: Entry) -> None:
-        thought, said = self._fold.reasoning_text, self._fold.visible_text
-        if any(tag in thought for tag in self._call_tags):
+        counts = [_count(fold, usage) for fold, usage in self._tries]
+        tags = self._route.family.call_tags if self._route else ()
+        if any(tag in fold.reasoning_text for fold, _ in self._tries for tag in tags):
             entry.flags.append("call_markup_in_reasoning")
-        completion, reported = self._usage.completion, self._usage.reasoning
-        if completion is None and not (thought or said):
+        known = [count for count in counts if count is not None]
+        if len(known) < len(counts):
             return
-        if completion is None:
-            entry.completion_tokens = completion = tokens.count(thought) + tokens.count(said)
-        # A zero beside a visible thought means that the engine does not count (vLLM with some parsers).
-        if reported is not None and reported <= completion and (reported or not thought):
-            entry.reasoning_tokens, entry.reasoning_source = reported, "reported"
-        else:
-            entry.reasoning_tokens, _ = tokens.split(completion, thought, said)
-            entry.reasoning_source = "estimated"
-        entry.visible_tokens = completion - entry.reasoning_tokens
-        if self._price is not None:
-            usage = Usage(entry.prompt_tokens, entry.cached_tokens, completion)
-            cost = prices.cost(usage, self._price)
+        entry.completion_tokens = sum(completion for completion, _, _ in known)
+        entry.reasoning_tokens = sum(reasoning for _, reasoning, _ in known)
+        entry.visible_tokens = entry.completion_tokens - entry.reasoning_tokens
+        entry.reasoning_source = "reported" if all(reported for *_, reported in known) else "estimated"
+        if self._route is not None:
+            self._settle(entry, self._route)
+
+    def _settle(self, entry: Entry, route: Route) -> None:
+        """What the counts come to: the cost, and experience."""
+        if entry.prompt_tokens is None:
+            entry.prompt_tokens = self._prompt
+        if route.price is not None:
+            usage = Usage(entry.prompt_tokens, entry.cached_tokens, entry.completion_tokens)
+            cost = prices.cost(usage, route.price)
             entry.cost_usd = None if cost is None else format(cost, "f")
             entry.price_source = "config" if cost is not None else None
+        if (thought := thought_of(entry)) is not None:
+            route.backend.learned.thoughts.add(thought)
+
+
+def _count(fold: Fold, usage: Usage) -> tuple[int, int, bool] | None:
+    """(completion, reasoning, whether the engine reported that) in tokens; None of an answer that never began."""
+    thought, said, completion, reported = fold.reasoning_text, fold.visible_text, usage.completion, usage.reasoning
+    if completion is None and not (thought or said):
+        return None
+    if completion is None:
+        completion = tokens.count(thought) + tokens.count(said)
+    # A zero beside a visible thought means that the engine does not count (vLLM with some parsers).
+    if reported is not None and reported <= completion and (reported or not thought):
+        return completion, reported, True
+    return completion, tokens.split(completion, thought, said)[0], False
 
 
 def _positive(value: object) -> float | None:

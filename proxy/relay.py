@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
-from typing import Protocol
+from collections.abc import AsyncIterator
 
-from proxy import refusals, render, shape, sse
+from proxy import refusals, render, shape
 from proxy.dialects import Dialect
-from proxy.errors import InternalError, ProxyError, UpstreamError
-from proxy.jsons import dumps, loads, objects
-from proxy.messages import Event, Json
+from proxy.errors import InternalError, ProxyError
+from proxy.gather import Gather
+from proxy.incoming import EMPTY, Again, Incoming
+from proxy.jsons import dumps, loads
+from proxy.messages import Event
 from proxy.record import Record
 from proxy.wire import Answer
 
@@ -24,23 +25,11 @@ STREAM_HEADERS = [
 ]
 
 
-class Chunked(Protocol):
-    """A streamed answer of a backend, or what stands in for one."""
-
-    def chunks(self) -> AsyncIterator[bytes]: ...
-
-    async def aclose(self) -> None: ...
-
-
 class Stream:
-    """A chat answer on its way to the client: read, counted, shown, recorded. Its holder closes it."""
+    """A chat answer on its way to the client, event by event. Its holder closes it."""
 
-    def __init__(
-        self, answer: Chunked, dialect: Dialect, shaper: shape.Shaper, view: render.View, record: Record
-    ) -> None:
-        self._answer = answer
-        self._dialect = dialect
-        self._shaper = shaper
+    def __init__(self, incoming: Incoming, view: render.View, record: Record) -> None:
+        self._incoming = incoming
         self._view = view
         self._record = record
         self._ready: list[bytes] = []
@@ -50,95 +39,43 @@ class Stream:
         return self._pieces
 
     async def _run(self) -> AsyncIterator[bytes]:
-        codec = sse.Decoder()
         try:
-            async for data in self._answer.chunks():
-                ended = self._take(codec.feed(data))
-                if ended:
+            async for events, last in self._incoming:
+                self._ready += map(self._view.event, events)
+                if last:
+                    self._complete()
                     await self._record.settled()
                 if piece := self._flush():
                     yield piece
-                if ended:
-                    return
-            if not self._take(codec.end()):
-                self._end()
         except ProxyError as error:
-            if self._is_finished():
-                self._complete()  # all was said: only the end of the connection is missing
-            else:
-                self._fail(error)
+            self._fail(error)
         except Exception:
             log.exception("request %s failed by a fault of this program", self._record.entry.request_id)
             self._fail(InternalError("an internal error; the proxy's log says more under this request's id"))
         await self._record.settled()
-        yield self._flush()
+        if piece := self._flush():
+            yield piece
 
     def _flush(self) -> bytes:
         """What came in one read leaves in one write."""
         ready, self._ready = self._ready, []
         return b"".join(ready)
 
-    def _release(self, *, broken: bool = False) -> None:
-        """What was held back leaves: nothing follows that it could belong to."""
-        held = Event(b"", self._shaper.rest(broken=broken))
-        self._record.event(held)
-        self._ready.append(self._view.rest(held.parts))
-
-    def _fail(self, error: ProxyError) -> None:
-        self._release(broken=True)
-        self._record.failed(error)
-        self._ready.append(self._told(error.message, error.type, error.code))
-
-    def _told(self, message: str, kind: str, code: object) -> bytes:
-        return self._record.safe(render.failure(message, kind, code).decode()).encode()
-
-    def _take(self, payloads: list[bytes]) -> bool:
-        """Read events that came together; true when the stream is over."""
-        for payload in payloads:
-            if payload.startswith(sse.DONE):
-                self._complete()
-                return True
-            if not payload.strip():
-                continue
-            try:
-                event = self._dialect.decode(payload)
-            except UpstreamError as error:
-                # Not a token's worth of meaning is lost with it, and hours of work would be if the stream ended here.
-                log.warning("request %s: an event is left out: %s", self._record.entry.request_id, error.message)
-                continue
-            self._shaper.apply(event)
-            self._record.event(event)
-            if event.error is not None:
-                self._broken(event.error)
-                return True
-            self._ready.append(self._view.event(event))
-        return False
-
     def _complete(self) -> None:
         """The row and the turns are there before `[DONE]` leaves: agents answer within milliseconds."""
-        self._release()
-        self._record.flag("filler_echo", self._shaper.heard)
+        self._ready.append(self._view.rest(self._incoming.rest().parts))
+        usage = None
+        if self._incoming.left_early:
+            self._record.left()
+            usage = self._record.usage_told()
         self._record.finish()
-        self._ready.append(self._view.close(self._record.fold))
+        self._ready.append(self._view.close(self._record.fold, usage))
 
-    def _end(self) -> None:
-        """The backend closed without `[DONE]`: complete if every choice has its finish, else broken."""
-        if not self._is_finished():
-            raise UpstreamError("the backend ended the stream in the middle of the answer")
-        self._complete()
-
-    def _is_finished(self) -> bool:
-        choices = self._record.fold.choices.values()
-        return bool(choices) and all(choice.finish for choice in choices)
-
-    def _broken(self, error: Mapping[str, Json]) -> None:
-        """The backend's own words for what went wrong."""
-        self._release(broken=True)
-        message = str(error.get("message") or "the backend reported an error without a message")
-        self._record.failed(UpstreamError(message))
-        kind = error.get("type")
-        kind = kind if isinstance(kind, str) else UpstreamError.type
-        self._ready.append(self._told(message, kind, error.get("code")))
+    def _fail(self, error: ProxyError) -> None:
+        self._ready.append(self._view.rest(self._incoming.rest(broken=True).parts))
+        self._record.failed(error)
+        told = render.failure(error.message, error.type, error.code)
+        self._ready.append(self._record.safe(told.decode()).encode())
 
     def interrupt(self, error: ProxyError) -> bytes:
         """What is ready, and the error as the last event; nothing where the stream had come to its end."""
@@ -148,54 +85,8 @@ class Stream:
 
     async def aclose(self) -> None:
         """Let the backend go. A client that left behind the last finish reason has the whole answer."""
-        self._record.finish(None if self._is_finished() else "client_disconnected")
-        await self._answer.aclose()
-
-
-async def streamed(answer: Answer, dialect: Dialect) -> Chunked:
-    """The answer to a request for a stream; a backend that does not stream answers whole, in one event then."""
-    if answer.kind != "application/json" or answer.status != 200:
-        await refusals.expect(answer, "text/event-stream")
-        return answer
-    body = await answer.read()
-    event = dialect.decode(body, whole=True)
-    if event.error is not None or not event.parts:
-        raise refusals.inside(event.error or _EMPTY)
-    found = loads(body)
-    usage = found.pop("usage", None)
-    head = {**found, "object": "chat.completion.chunk"}
-    said, ends = zip(*(_as_deltas(at, choice) for at, choice in enumerate(found["choices"])), strict=True)
-    events = [{**head, "choices": said}, {**head, "choices": ends}]
-    if usage:
-        events.append({**head, "choices": [], "usage": usage})
-    return _Written(b"".join(sse.encode(dumps(event)) for event in events) + sse.DONE_EVENT)
-
-
-_EMPTY = {"message": "the backend answered without a choice"}
-
-
-def _as_deltas(at: int, choice: Mapping[str, Json]) -> tuple[dict[str, Json], dict[str, Json]]:
-    """A choice of a whole answer as two of a stream: what it says, and its finish."""
-    message = choice.get("message")
-    message = dict(message) if isinstance(message, dict) else {}
-    if isinstance(message.get("tool_calls"), list):
-        message["tool_calls"] = [{**call, "index": at} for at, call in enumerate(objects(message["tool_calls"]))]
-    rest = {name: value for name, value in choice.items() if name not in ("message", "finish_reason")}
-    end = {"index": choice.get("index", at), "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"}
-    return {**rest, "delta": message, "finish_reason": None}, end
-
-
-class _Written:
-    """An answer that was read already, and is closed."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        yield self._data
-
-    async def aclose(self) -> None:
-        """Nothing is left to close."""
+        self._record.finish(None if self._incoming.is_finished else "client_disconnected")
+        await self._incoming.aclose()
 
 
 class Raw:
@@ -224,15 +115,46 @@ class Raw:
         await self._answer.aclose()
 
 
-async def whole(answer: Answer, dialect: Dialect, shaper: shape.Shaper, record: Record) -> Event:
-    """A complete answer as one event; recorded before it leaves."""
+async def gathered(incoming: Incoming, record: Record) -> Event:
+    """A streamed answer as one event, for a client that wants it whole; recorded before it leaves."""
+    gather = Gather()
+    try:
+        async for events, _ in incoming:
+            for event in events:
+                gather.add(event)
+        gather.add(incoming.rest())
+        if incoming.left_early:
+            record.left()
+            gather.usage = record.usage_told()
+    finally:
+        await incoming.aclose()
+    if not record.fold.choices:
+        raise refusals.inside(EMPTY)
+    record.finish()
+    await record.settled()
+    return gather.whole(record.fold)
+
+
+async def whole(
+    answer: Answer, dialect: Dialect, shaper: shape.Shaper, record: Record, *, again: Again | None = None
+) -> Event:
+    """A complete answer as one event; recorded before it leaves. Where it was lost, that of `again` comes instead."""
+    event = await _read(answer, dialect, shaper, record)
+    if again is not None and record.fold.outcome == "answer_lost" and (other := await again()) is not None:
+        shaper.again(begun=False)
+        event = await _read(other, dialect, shaper, record)
+        event.raw = dumps({**loads(event.raw), "usage": record.usage_told()})  # the client pays for both
+    record.finish()
+    await record.settled()
+    return event
+
+
+async def _read(answer: Answer, dialect: Dialect, shaper: shape.Shaper, record: Record) -> Event:
     await refusals.expect(answer, "application/json", "text/plain")
     event = dialect.decode(await answer.read(), whole=True)
     shaper.apply(event, whole=True)
     record.flag("filler_echo", shaper.heard)
     record.fold.add(event)
     if event.error is not None or not event.parts:
-        raise refusals.inside(event.error or _EMPTY)
-    record.finish()
-    await record.settled()
+        raise refusals.inside(event.error or EMPTY)
     return event

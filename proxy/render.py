@@ -104,8 +104,12 @@ class View:
         """What was held back when the stream broke off or ended without a finish."""
         return self._added([({"index": part.choice, "delta": {}}, part) for part in parts])
 
-    def close(self, fold: Fold) -> bytes:
-        """The end of a complete stream: a finish for each choice that lacks one, the usage, then `[DONE]`."""
+    def close(self, fold: Fold, usage: Json = None) -> bytes:
+        """The end of a complete stream: a finish for each choice that lacks one, the usage, then `[DONE]`.
+
+        `usage` is told where the engine has told none.
+        """
+        self._usage = self._usage or usage
         choices = fold.choices or {0: Choice()}
         lacking = [(at, choice) for at, choice in choices.items() if choice.finish is None]
         ends = [({"index": at, "delta": {}}, Part(at, finish=finish_of(choice))) for at, choice in lacking]

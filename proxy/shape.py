@@ -6,9 +6,11 @@ Per choice, for any cut of the stream. An event that this changes is marked `sha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from proxy import calls
+from proxy.cut import Cut
 from proxy.families import Family
 from proxy.messages import Event, Part
 from proxy.section import Section
@@ -29,12 +31,21 @@ class Thinking(Section):
 class Shaper:
     """Takes the events of one answer in order."""
 
-    def __init__(self, settings: Thinking, family: Family, *, filler: str, new_id: calls.NewId) -> None:
-        """`filler` is the text that stands in for unknown thoughts in this request; empty where none does."""
-        self._tags = "off" if settings.tags == "auto" and not family.thinks else settings.tags
-        self._family = family
-        self._filler = filler
-        self._new_id = new_id
+    def __init__(
+        self,
+        settings: Thinking,
+        family: Family,
+        *,
+        filler: str,
+        new_id: calls.NewId,
+        cut: Callable[[], Cut] | None = None,
+        choices: int = 1,
+    ) -> None:
+        """`filler` is the text that stands in for unknown thoughts in this request; empty where none does. `cut` makes
+        what ends the visible text of each of so many choices."""
+        tags = "off" if settings.tags == "auto" and not family.thinks else settings.tags
+        self._new: Callable[[], _Choice] = lambda: _Choice(tags, family, filler, new_id, cut() if cut else None)
+        self._count = choices
         self._choices: dict[int, _Choice] = {}
 
     @property
@@ -42,12 +53,26 @@ class Shaper:
         """The model echoed the filler."""
         return any(choice.echo is not None and choice.echo.heard for choice in self._choices.values())
 
+    @property
+    def over(self) -> bool:
+        """All choices have their end, and one of them has it from here: what the engine still writes is not wanted."""
+        choices = self._choices.values()
+        if len(choices) < self._count or not any(choice.cut_off for choice in choices):
+            return False
+        return all(choice.finished for choice in choices)
+
+    def again(self, *, begun: bool) -> None:
+        """What follows is another answer to the same request. `begun`: it goes on in the same stream."""
+        for at in self._choices:
+            self._choices[at] = self._new()
+            self._choices[at].begun = begun
+
     def apply(self, event: Event, *, whole: bool = False) -> None:
         """Change the event's parts where that is due; a `whole` answer is one event."""
         for part in event.parts:
             choice = self._choices.get(part.choice)
             if choice is None:
-                choice = self._choices[part.choice] = _Choice(self._tags, self._family, self._filler, self._new_id)
+                choice = self._choices[part.choice] = self._new()
             elif choice.quiet and not part.calls and part.finish is None and not part.role:
                 continue
             if choice.take(part, whole=whole):
@@ -67,7 +92,7 @@ class Shaper:
 class _Choice:
     """What one choice still waits for; `quiet` when that is nothing, and its texts pass as they are."""
 
-    def __init__(self, tags: str, family: Family, filler: str, new_id: calls.NewId) -> None:
+    def __init__(self, tags: str, family: Family, filler: str, new_id: calls.NewId, cut: Cut | None) -> None:
         self._auto = tags == "auto"
         marks = {"answers": family.answer_tags, "calls": family.call_tags}
         opened = tags == "parse-prefilled"
@@ -77,17 +102,29 @@ class _Choice:
         self._listening = self.echo is not None
         self._new_id = new_id
         self._calls = calls.Calls(new_id)
-        self._begun = self._finished = False
+        self._cut = cut
+        self.begun = self.finished = False
 
     @property
     def quiet(self) -> bool:
-        return self._splitter is None and self._trailing is None and not self._listening
+        return self._splitter is None and self._trailing is None and not self._listening and self._cut is None
+
+    @property
+    def cut_off(self) -> bool:
+        """The visible text was ended here, and not by the engine."""
+        return self._cut is not None and bool(self._cut.ended)
 
     def take(self, part: Part, *, whole: bool) -> bool:
         """Let of a part what can leave now; true where that changes it."""
         came = (part.role, part.reasoning, part.text, part.calls, part.finish)
-        part.role, self._begun = not self._begun, True
+        if self.cut_off:
+            part.role, part.reasoning, part.text, part.calls, part.details, part.finish = False, "", "", [], [], None
+            return True
+        part.role, self.begun = not self.begun, True
         part.reasoning, part.text = self._texts(part.reasoning, part.text, last=whole or bool(part.calls))
+        if self._cut is not None and self._cut.ended:
+            part.calls, part.finish, self.finished = [], "tool_calls" if self._calls else self._cut.ended, True
+            return True
         if part.calls:
             part.calls = calls.whole(part.calls, self._new_id) if whole else self._calls.take(part.calls)
         if part.finish is not None or whole:
@@ -103,16 +140,18 @@ class _Choice:
 
     def _finish(self, part: Part) -> None:
         """One finish a choice, in OpenAI's words, and true to what was sent."""
-        if self._finished:
+        if self.finished:
             part.finish = None
             return
         said = part.finish or "stop"
         word = _FINISHES.get(said.lower(), said)
         self.release(part, cut=word == "length")
+        if self._cut is not None and self._cut.ended:  # by what was held back till now
+            word = self._cut.ended
         called = bool(part.calls or self._calls)
         if word in ("stop", "tool_calls") or (word == "function_call" and called):
             word = "tool_calls" if called else "stop"
-        part.finish, self._finished = word, True
+        part.finish, self.finished = word, True
 
     def _texts(self, reasoning: str, text: str, *, last: bool) -> tuple[str, str]:
         """What can leave of thought and text; all, where what follows is the `last` or a call."""
@@ -127,6 +166,10 @@ class _Choice:
             text = self._trailing.feed(text)
             if last:
                 text += self._trailing.end()
+        if self._cut is not None:
+            text = self._cut.feed(text)
+            if last:
+                text += self._cut.end()
         return reasoning, text
 
     def _split(self, splitter: Splitter, reasoning: str, text: str, *, last: bool) -> tuple[str, str]:

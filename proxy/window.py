@@ -7,22 +7,30 @@ from __future__ import annotations
 
 from proxy import tokens
 from proxy.errors import ContextLengthExceeded
-from proxy.messages import Plan
+from proxy.messages import ChatRequest, Plan
 
 _STEPS = 4
 """Thoughts are left out in quarters of the window: one by one, the prompt's beginning would change with each turn."""
 _LEAST_ROOM = 1024
 _TEMPLATE, _TEMPLATE_PER_MESSAGE = 32, 8
 """Tokens that the chat template adds of its own."""
+_USUAL_BYTES_PER_TOKEN = 10 / 3
 _MOST_BYTES_PER_TOKEN = 6
 """No text in use is denser: a prompt that is too long even so is too long."""
 
 
 def size(plan: Plan) -> int:
     """Bytes of the prompt as it goes to the backend; pictures count at a fixed size."""
-    fields = plan.request.fields
-    said = sum(message.size for message in plan.request.messages) + len(fields.get("tools", b""))
-    return said + sum(plan.restored.values())
+    return _said(plan.request) + sum(plan.restored.values())
+
+
+def _said(request: ChatRequest) -> int:
+    return sum(message.size for message in request.messages) + len(request.fields.get("tools", b""))
+
+
+def prompt_tokens(request: ChatRequest) -> int:
+    """Tokens of the client's own prompt, estimated: nothing is known yet of the model that will read it."""
+    return tokens.estimate(_said(request), bytes_per_token=_USUAL_BYTES_PER_TOKEN)
 
 
 def room(plan: Plan) -> int | None:

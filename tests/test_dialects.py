@@ -13,7 +13,7 @@ from proxy.dialects import DIALECTS
 from proxy.errors import UpstreamError
 from proxy.families import load
 from proxy.messages import Facts, Plan, Usage
-from proxy.policy import Policy, decide
+from proxy.policy import Policy, Terms, decide
 
 FAMILY = load().named("kimi-k3")
 USER = {"role": "user", "content": "x"}
@@ -27,7 +27,7 @@ def sent(engine: str, policy: Policy | None = None, *, slow: bool = False, templ
     body = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
     request = normalise.read(body)
     return json.loads(
-        dialect.encode(decide(Plan(request, facts, request.messages), policy or Policy(sampling="client")))
+        dialect.encode(decide(Plan(request, facts, request.messages), Terms(policy or Policy(sampling="client"))))
     )
 
 

@@ -14,7 +14,7 @@ from proxy import normalise
 from proxy.errors import InvalidRequest
 from proxy.families import load
 from proxy.messages import Facts, Plan
-from proxy.policy import Policy, Probe, decide
+from proxy.policy import Policy, Preset, Probe, Terms, decide, kind_of
 
 FAMILIES = load()
 K3 = Facts(
@@ -27,11 +27,13 @@ K3 = Facts(
 )
 
 
-def plan(facts: Facts = K3, policy: Policy | None = None, **fields: Any) -> Plan:
+def plan(facts: Facts = K3, policy: Policy | None = None, preset: Preset | None = None, **fields: Any) -> Plan:
     """The plan for a request with these fields."""
     fields.setdefault("messages", [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}])
     request = normalise.read(json.dumps({"model": "m", **fields}).encode())
-    return decide(Plan(request, facts, request.messages), policy or Policy(sampling="client"))
+    settings = policy or Policy(sampling="client")
+    kind, _ = kind_of(request, settings)
+    return decide(Plan(request, facts, request.messages, kind=kind), Terms(settings, preset or Preset()))
 
 
 def rules(made: Plan) -> list[str]:
@@ -237,11 +239,13 @@ def test_a_forced_tool_choice_that_the_family_refuses_becomes_auto(family, choic
 @pytest.mark.parametrize("stop", [["a"] * 6, "x" * 33, ["\u00e9" * 17]])
 def test_stop_strings_that_a_service_refuses_are_refused_with_its_limits(stop):
     """Five of 32 bytes at Moonshot; the same model on a server of one's own has no such limit."""
+    policy = Policy(sampling="client", stop="backend")
     with pytest.raises(InvalidRequest, match="5 stop strings of 32 bytes") as caught:
-        plan(replace(K3, is_service=True), stop=stop)
+        plan(replace(K3, is_service=True), policy, stop=stop)
     assert caught.value.param == "stop"
-    assert plan(K3, stop=stop).fields == {}
-    assert plan(replace(K3, is_service=True), stop=["a"] * 5).fields == {}
+    assert plan(K3, policy, stop=stop).fields == {}
+    assert plan(replace(K3, is_service=True), policy, stop=["a"] * 5).fields == {}
+    assert plan(replace(K3, is_service=True), stop=stop).fields == {"stop": None}, "the proxy finds them by itself"
 
 
 def test_the_familys_floors_hold_where_none_is_configured():

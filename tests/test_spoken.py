@@ -15,7 +15,7 @@ from proxy.backends import Backend
 from proxy.dialects import DIALECTS, About
 from proxy.errors import InvalidRequest
 from proxy.messages import Ask, Plan
-from proxy.policy import Policy, decide
+from proxy.policy import Policy, Terms, decide
 from proxy.probes import Found
 
 FAMILIES = families.load()
@@ -33,7 +33,7 @@ def planned(engine: str, family: str, policy: dict[str, Any] | None = None, abou
     plan = Plan(request, facts, request.messages)
     if alias and request.effort is None:
         plan = Plan(replace(request, effort=Ask(alias, "")), facts, request.messages)
-    return decide(plan, Policy(**{"sampling": "client", **(policy or {})}))
+    return decide(plan, Terms(Policy(**{"sampling": "client", **(policy or {})})))
 
 
 def sent(engine: str, family: str, policy: dict[str, Any] | None = None, about: About | None = None, **said: Any):

@@ -20,7 +20,7 @@ from proxy.dialects import DIALECTS
 from proxy.errors import ConfigError
 from proxy.history import Restoring
 from proxy.places import hide_password, sqlite_path
-from proxy.policy import Policy
+from proxy.policy import Policy, Rule
 from proxy.prices import Price
 from proxy.render import Shown
 from proxy.section import Section
@@ -238,6 +238,7 @@ class Settings(Section):
     backends: dict[str, Backend] = Field(default_factory=dict)
     models: dict[str, Model] = Field(default_factory=dict)
     policy: Policy = Policy()
+    rules: tuple[Rule, ...] = ()
     history: Restoring = Restoring()
     thinking: Thinking = Thinking()
     families: dict[str, dict[str, Any]] = Field(default_factory=dict)

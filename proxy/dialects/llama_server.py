@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import ClassVar
 from urllib.parse import quote
 
 from proxy.dialects.advice import Advice
-from proxy.dialects.plain import About, Answers, Dialect, Question, Rows, text_at
+from proxy.dialects.plain import About, Answers, Control, Dialect, Question, Rows, text_at
 from proxy.messages import Json, count_of
 
 
@@ -60,6 +61,8 @@ class LlamaServer(Dialect):
     cap_fields = ("max_completion_tokens", "max_tokens", "n_predict")
     budget_fields = ("thinking_budget_tokens", "reasoning_budget_tokens")
     reuses_connections = False
+    control = Control("reasoning_control", "/chat/completions/control", {"action": "reasoning_end"})
+    running_counts: ClassVar[Mapping[str, Json]] = {"timings_per_token": True}
     effort_places = frozenset({"reasoning_effort"})
     off_places = frozenset({"reasoning_effort"})
 

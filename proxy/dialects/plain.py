@@ -56,6 +56,15 @@ class Question:
     body: Mapping[str, Json] | None = field(default=None, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Control:
+    """`field` of a request lets its thought be ended: by a POST of `action` and the answer's `id` to `path`."""
+
+    field: str
+    path: str
+    action: Mapping[str, Json]
+
+
 Rows = Sequence[Mapping[str, Json]]
 """The entries of `/v1/models`, each with an `id`."""
 Answers = Mapping[str, Json]
@@ -115,6 +124,10 @@ class Dialect:
     """An effort is an error for a model that does not think, so the server must have said that it does."""
     reuses_connections: ClassVar[bool] = True
     """A connection can serve a further request after it served one."""
+    control: ClassVar[Control | None] = None
+    """How a thought is ended while it runs, where the engine can."""
+    running_counts: ClassVar[Mapping[str, Json]] = {}
+    """Fields that make it count tokens in each event, so that a stream that is left early has counts."""
     advice: ClassVar[Advice] = Advice()
 
     def questions(self, rows: Rows, answers: Answers) -> list[Question]:
@@ -168,9 +181,23 @@ class Dialect:
             self._set_options(fields, plan, plan.facts.keep_all)
         if plan.thinking_budget is not None and self.budget_fields:
             fields[self.budget_fields[0]] = dumps(plan.thinking_budget)
-        if plan.request.stream and not plan.request.include_usage:
-            merge(fields, "stream_options", {"include_usage": True})
+        self._write_way(fields, plan)
         return splice(fields)
+
+    def _write_way(self, fields: Fields, plan: Plan) -> None:
+        """How the answer is to come: streamed, counted, and with a thought that can be ended."""
+        if plan.streamed and not plan.request.stream:
+            fields["stream"] = b"true"
+        if (plan.streamed or plan.request.stream) and not plan.request.include_usage:
+            merge(fields, "stream_options", {"include_usage": True})
+        if plan.cuts:
+            for name, value in self.running_counts.items():
+                if isinstance(value, dict):
+                    merge(fields, name, value)
+                else:
+                    fields[name] = dumps(value)
+        if plan.controlled and self.control is not None:
+            fields[self.control.field] = b"true"
 
     def _message(self, message: Message, reasoning_field: str) -> bytes:
         """A message with its thought under the name that the engine reads, once, and without blank ones.

@@ -69,6 +69,7 @@ class SGLang(Dialect):
     refuses_overflow = True
     effort_places = frozenset({"reasoning_effort", "reasoning.effort"})
     off_places = frozenset({"reasoning_effort", "reasoning.effort", "reasoning.enabled"})
+    running_counts: ClassVar[Mapping[str, Json]] = {"stream_options": {"continuous_usage_stats": True}}
 
     def questions(self, rows: Rows, answers: Answers) -> list[Question]:
         """The version, and whether a reasoning parser is configured."""

@@ -62,6 +62,7 @@ class VLLM(Dialect):
     refuses_overflow = True
     effort_places = frozenset({"reasoning_effort"})
     off_places = frozenset({"reasoning_effort"})
+    running_counts: ClassVar[Mapping[str, Json]] = {"stream_options": {"continuous_usage_stats": True}}
 
     def questions(self, rows: Rows, answers: Answers) -> list[Question]:
         """The version."""

@@ -1,0 +1,239 @@
+"""A backend's streamed answer as it comes in: events, shaped and told to the record, a list of them for each read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from proxy import refusals, shape, sse
+from proxy.dialects import Dialect
+from proxy.errors import ProxyError, UpstreamError
+from proxy.jsons import dumps, loads, objects
+from proxy.live import Live
+from proxy.messages import Event, Json
+from proxy.record import Record
+from proxy.wire import Answer
+
+log = logging.getLogger(__name__)
+
+
+class Chunked(Protocol):
+    """A streamed answer of a backend, or what stands in for one."""
+
+    def chunks(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None: ...
+
+
+Again = Callable[[], Awaitable[Answer | None]]
+"""Asks for another answer to the same request, where one was lost to thinking; None where that cannot be had."""
+
+
+class Incoming:
+    """Read it with `async for`; whoever holds it calls `aclose`.
+
+    It is left early where the visible text has its end, and goes on with the answer of `again` where this one was lost.
+    Raises the error that broke the answer, after all that came before it.
+    """
+
+    def __init__(
+        self,
+        answer: Chunked,
+        dialect: Dialect,
+        shaper: shape.Shaper,
+        record: Record,
+        *,
+        live: Live | None = None,
+        again: Again | None = None,
+    ) -> None:
+        self._answer = answer
+        self._dialect = dialect
+        self._shaper = shaper
+        self._record = record
+        self._live = live
+        self._again = again
+        self._ready: list[Event] = []
+        self._held: list[Event] | None = None  # what ends the answer that may be lost
+        self._error: ProxyError | None = None
+        self._head: dict[str, Json] | None = None  # of the first event: those of another answer get it too
+        self._follows = False  # on an answer that was lost
+
+    @property
+    def left_early(self) -> bool:
+        """The visible text ended here, and the engine was left before it had told what it spent."""
+        return self._shaper.over
+
+    @property
+    def is_finished(self) -> bool:
+        """Every choice has its finish."""
+        choices = self._record.fold.choices.values()
+        return bool(choices) and all(choice.finish for choice in choices)
+
+    async def __aiter__(self) -> AsyncIterator[tuple[list[Event], bool]]:
+        """(events, whether these are the last) for each read that brought any, and at the end."""
+        while True:
+            async for _ in self._read():
+                if self._ready:
+                    yield self._taken(), False
+            if self._shaper.over:
+                await self._answer.aclose()
+            if self._again is None or not self._is_lost:
+                break
+            if self._ready:
+                yield self._taken(), False
+            if not await self._goes_on(self._again):
+                break
+        self._let_go()
+        yield self._taken(), self._error is None
+        if self._error is not None:
+            raise self._error
+
+    async def _read(self) -> AsyncIterator[None]:
+        """One answer to its end; steps after each read that is not the last."""
+        codec = sse.Decoder()
+        try:
+            async for data in self._answer.chunks():
+                if self._take(codec.feed(data)):
+                    return
+                yield
+            if not self._take(codec.end()) and not self.is_finished:
+                raise UpstreamError("the backend ended the stream in the middle of the answer")
+        except ProxyError as error:
+            if not self.is_finished:  # else all was said: only the end of the connection is missing
+                self._error = error
+
+    def _taken(self) -> list[Event]:
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _take(self, payloads: list[bytes]) -> bool:
+        """Read events that came together; true when the answer is over."""
+        for payload in payloads:
+            if payload.startswith(sse.DONE):
+                return True
+            if not payload.strip():
+                continue
+            try:
+                event = self._dialect.decode(payload)
+            except UpstreamError as error:
+                # Not a token's worth of meaning is lost with it, and hours of work would be if the stream ended here.
+                log.warning("request %s: an event is left out: %s", self._record.entry.request_id, error.message)
+                continue
+            self._shaper.apply(event)
+            self._record.event(event)
+            if event.error is not None:
+                self._error = refusals.inside(event.error)
+                return True
+            if self._live is not None or self._again is not None or self._follows:
+                self._watch(event)
+            self._put(event)
+        return self._shaper.over
+
+    def _watch(self, event: Event) -> None:
+        """What only answers need that may be followed by another, or told to come to their end."""
+        if self._head is None:
+            told = loads(event.raw)
+            self._head = {name: told[name] for name in ("id", "created") if name in told}
+        if self._live is not None:
+            self._live.saw(event, self._head.get("id"))
+        if self._follows:
+            body = {**loads(event.raw), **self._head}
+            if event.usage is not None:  # the client pays for both
+                body["usage"] = self._record.usage_told()
+            event.raw = dumps(body)
+
+    def _put(self, event: Event) -> None:
+        """An event leaves, unless it is the end of an answer that another one may follow."""
+        if (
+            self._again is not None
+            and self._held is None
+            and self._is_lost
+            and any(part.finish for part in event.parts)
+        ):
+            self._held = []
+        if self._held is None:
+            self._ready.append(event)
+            return
+        self._held.append(event)
+        if not self._is_lost:  # another choice has an answer
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._ready += self._held or ()
+        self._held = None
+
+    @property
+    def _is_lost(self) -> bool:
+        return self._error is None and self._record.fold.outcome == "answer_lost"
+
+    async def _goes_on(self, again: Again) -> bool:
+        """Whether another answer comes in the place of this one."""
+        self._again = None
+        answer = await again()
+        if answer is None:
+            return False
+        await self._answer.aclose()
+        self._answer = await streamed(answer, self._dialect)
+        self._shaper.again(begun=True)
+        self._held, self._follows = None, True
+        return True
+
+    def rest(self, *, broken: bool = False) -> Event:
+        """What was held back leaves: nothing follows that it could belong to."""
+        held = Event(b"", self._shaper.rest(broken=broken))
+        self._record.event(held)
+        self._record.flag("filler_echo", self._shaper.heard)
+        return held
+
+    async def aclose(self) -> None:
+        """Let the backend go."""
+        if self._live is not None:
+            await self._live.aclose()
+        await self._answer.aclose()
+
+
+EMPTY = {"message": "the backend answered without a choice"}
+
+
+async def streamed(answer: Answer, dialect: Dialect) -> Chunked:
+    """The answer to a request for a stream; a backend that does not stream answers whole, in one event then."""
+    if answer.kind != "application/json" or answer.status != 200:
+        await refusals.expect(answer, "text/event-stream")
+        return answer
+    body = await answer.read()
+    event = dialect.decode(body, whole=True)
+    if event.error is not None or not event.parts:
+        raise refusals.inside(event.error or EMPTY)
+    found = loads(body)
+    usage = found.pop("usage", None)
+    head = {**found, "object": "chat.completion.chunk"}
+    said, ends = zip(*(_as_deltas(at, choice) for at, choice in enumerate(found["choices"])), strict=True)
+    events: list[dict[str, Any]] = [{**head, "choices": said}, {**head, "choices": ends}]
+    if usage:
+        events.append({**head, "choices": [], "usage": usage})
+    return _Written(b"".join(sse.encode(dumps(event)) for event in events) + sse.DONE_EVENT)
+
+
+def _as_deltas(at: int, choice: Mapping[str, Json]) -> tuple[dict[str, Json], dict[str, Json]]:
+    """A choice of a whole answer as two of a stream: what it says, and its finish."""
+    message = choice.get("message")
+    message = dict(message) if isinstance(message, dict) else {}
+    if isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [{**call, "index": at} for at, call in enumerate(objects(message["tool_calls"]))]
+    rest = {name: value for name, value in choice.items() if name not in ("message", "finish_reason")}
+    end = {"index": choice.get("index", at), "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"}
+    return {**rest, "delta": message, "finish_reason": None}, end
+
+
+class _Written:
+    """An answer that was read already, and is closed."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self._data
+
+    async def aclose(self) -> None:
+        """Nothing is left to close."""

@@ -1,0 +1,116 @@
+"""Answers while they run: how far each is, and how its thought is ended before its time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+from proxy.callers import Caller
+from proxy.errors import AlreadyAnswering, NotSupported, ProxyError
+from proxy.jsons import JsonError, dumps, loads
+from proxy.messages import Event, Json
+from proxy.planning import Planned
+from proxy.record import Record
+
+log = logging.getLogger(__name__)
+
+
+class Live:
+    """One answer as it comes in. `aclose` ends what it still does."""
+
+    def __init__(
+        self,
+        running: dict[str, Live],
+        made: Planned,
+        record: Record,
+        *,
+        caller: Caller,
+        headers: Mapping[str, str],
+        seconds: float,
+    ) -> None:
+        """`running` has it under the request's id until it is closed. `headers` are for the backend; after so many
+        `seconds` of thought, if not 0, the answer is asked for."""
+        self._running = running
+        self._caller = caller
+        self._backend = made.route.backend
+        self._plan = made.plan
+        self._record = record
+        self._headers = headers
+        self._seconds = seconds
+        self._id: Json = None  # the engine's own, once it is there
+        self._thinks_since: float | None = None
+        self._answers = False
+        self._wanted = False
+        self._asking: asyncio.Task[None] | None = None
+        running[record.entry.request_id] = self
+
+    def is_of(self, caller: Caller) -> bool:
+        """Whether the request is that caller's."""
+        mine = self._caller
+        return (mine.credential, mine.end_user) == (caller.credential, caller.end_user)
+
+    def saw(self, event: Event, answer_id: Json) -> None:
+        """The next event of the answer."""
+        self._id = answer_id
+        for part in event.parts:
+            if part.text or part.calls or part.finish:
+                self._answers = True
+            elif part.reasoning and self._thinks_since is None:
+                self._thinks_since = time.monotonic()
+        if self._answers or self._asking is not None:
+            return
+        since = self._thinks_since
+        late = self._seconds and since is not None and time.monotonic() - since >= self._seconds
+        if (self._wanted or late) and self._plan.controlled:
+            self._asking = asyncio.create_task(self._ask_and_log(), name="answer now")
+
+    async def answer_now(self) -> Literal["answering", "pending"]:
+        """End the thought, or, where nothing came yet, as soon as the engine has begun.
+
+        Raises AlreadyAnswering where there is no thought to end, NotSupported where the engine cannot.
+        """
+        control, facts = self._backend.dialect.control, self._plan.facts
+        if self._answers or self._plan.effort == "none" or not facts.family.thinks:
+            raise AlreadyAnswering("the answer has begun: there is no thought to end")
+        if control is None:
+            raise NotSupported(f"{facts.engine} on backend {facts.backend} cannot end a thought that runs")
+        if not self._plan.controlled:
+            raise NotSupported("only the thought of a streamed answer can be ended: send the request with `stream`")
+        if self._id is None:
+            self._wanted = True
+            return "pending"
+        await self._ask()
+        return "answering"
+
+    async def _ask_and_log(self) -> None:
+        try:
+            await self._ask()
+        except ProxyError as error:
+            log.warning("request %s: its thought goes on: %s", self._record.entry.request_id, error.message)
+
+    async def _ask(self) -> None:
+        control = self._backend.dialect.control
+        assert control is not None  # noqa: S101 - `controlled` plans have one
+        body = dumps({"id": self._id, **control.action})
+        answer = await self._backend.send("POST", control.path, self._headers, body)
+        try:
+            found = loads(await answer.read())
+        except JsonError:
+            found = None
+        told = found if isinstance(found, dict) else {}
+        if answer.status == 200 and told.get("success") is True:
+            self._record.flag("answer_now", True)
+        elif answer.status == 200:
+            raise AlreadyAnswering(f"the engine ends no thought: {told.get('message') or 'it does not say why'}")
+        else:
+            raise NotSupported(f"backend {self._plan.facts.backend} answers {answer.status} to {control.path}")
+
+    async def aclose(self) -> None:
+        """The answer is over."""
+        self._running.pop(self._record.entry.request_id, None)
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
