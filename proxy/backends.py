@@ -50,6 +50,10 @@ class Backend:
         self._lasting: dict[tuple[str, str], Facts] = {}
         self.answered = False
         """The latest contact went well."""
+        self.found_once = asyncio.Event()
+        """A look has brought something."""
+        self.measuring: asyncio.Task[None] | None = None
+        """What finds out its speed, until a request comes."""
         self._stale = False  # a contact failed since the latest look: another server may stand there now
 
     @property
@@ -70,6 +74,11 @@ class Backend:
         if self.settings.models:
             return tuple(self.settings.models)
         return tuple(self._found.about) if self._found else ()
+
+    @property
+    def is_of_one_model(self) -> bool:
+        """A server of one model, which answers to any name."""
+        return len(self.models) == 1 and self.dialect.is_own
 
     def start_probe(self) -> None:
         """Look again at what stands there, in the background; not more often than every PROBE_AGAIN seconds."""
@@ -121,6 +130,7 @@ class Backend:
         self._trouble, self._stale = "", False
         earlier, self._found = self._found, found.over(self._found)
         self._lasting.clear()
+        self.found_once.set()
         if earlier is None or self._found.known != earlier.known:
             limits = sorted({told.context_limit for told in self._found.about.values() if told.context_limit})
             context = ", ".join(map(str, limits)) or "unknown"
@@ -146,9 +156,10 @@ class Backend:
             if len(self._lasting) >= _MOST_NAMES:  # clients may ask for any name
                 self._lasting.clear()
             self._lasting[key] = self._lasting_facts(upstream_model, family)
+        name = self.learned.measured_as(upstream_model, alone=self.is_of_one_model)
         return replace(
             self._lasting[key],
-            slow=self.learned.slow(upstream_model),
+            slow=self.learned.slow(name),
             bytes_per_token=self.learned.bytes_per_token(upstream_model),
             rooms=self.learned.thoughts.rooms(family.name),
             conversation_effort=conversation_effort,
@@ -210,8 +221,16 @@ class Backend:
         self.answered = True
         return answer
 
+    async def give_way(self) -> None:
+        """A request comes, which tells the speed as well: it shall not wait behind a measurement of our own."""
+        if self.measuring is not None:
+            measuring, self.measuring = self.measuring, None
+            measuring.cancel()
+            await asyncio.gather(measuring, return_exceptions=True)
+
     async def aclose(self) -> None:
-        """End the probe and close all connections."""
+        """End what runs in the background, and close all connections."""
+        await self.give_way()
         if self._probe is not None:
             self._probe.cancel()
             await asyncio.gather(self._probe, return_exceptions=True)

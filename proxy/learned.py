@@ -35,6 +35,11 @@ class Learned:
         """What was measured so far, smoothed."""
         return self._speeds.get(model, Speed())
 
+    def measured_as(self, model: str, *, alone: bool) -> str:
+        """The name under which there is a record of a model: another than its own where it is `alone` on its server,
+        which answers to any name."""
+        return model if model in self._speeds or not alone else next(reversed(self._speeds), model)
+
     def speed_is(self, model: str, speed: Speed) -> None:
         """The record of earlier runs."""
         self._speeds[model] = speed

@@ -13,7 +13,20 @@ from urllib.parse import unquote
 
 import msgspec
 
-from proxy import config, families, headers, normalise, policy, refusals, relay, render, shape, tokens, window
+from proxy import (
+    config,
+    families,
+    headers,
+    measuring,
+    normalise,
+    policy,
+    refusals,
+    relay,
+    render,
+    shape,
+    tokens,
+    window,
+)
 from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
 from proxy.cut import Cut
@@ -79,6 +92,9 @@ class Pipeline:
         """Begin to look at the backends, with the experience of earlier runs."""
         self.backends.learn(self.store.recent_speeds(), self.store.recent_thoughts())
         self.backends.start()
+        if self.settings.policy.default_effort == "auto":
+            for backend in self.backends.by_name.values():
+                backend.measuring = asyncio.create_task(measuring.measured(backend), name=f"speed of {backend.name}")
         if self.settings.policy.completion_tokens_mode == "visible":  # who counts tokens had better not wait then
             asyncio.get_running_loop().run_in_executor(None, tokens.count, "")
 
@@ -209,6 +225,7 @@ class Pipeline:
 
     async def _sent(self, call: Call, plan: Plan, backend: Backend) -> Answer:
         body = backend.dialect.encode(plan)
+        await backend.give_way()
         return await backend.send("POST", _CHAT, _upstream_headers(call.headers), body, query=call.query)
 
     async def _answer_now(self, call: Call, request_id: str, record: Record) -> Reply:
@@ -281,6 +298,7 @@ class Pipeline:
             if name in call.headers:
                 sent[name] = call.headers[name]
         record.entry.attempts = 1
+        await backend.give_way()
         answer = await backend.send(call.method, call.path.removeprefix("/v1"), sent, call.body, query=call.query)
         record.answered(answer.status)
         told = [("x-proxy-backend", backend.name), *_returned(answer.headers, record)]

@@ -268,9 +268,7 @@ class _Span:
 class _Counting:
     """Completes a row in the recorder's thread: counting takes time in proportion to the texts."""
 
-    def __init__(
-        self, folds: Sequence[Fold], usages: Sequence[Usage], route: Route | None, prompt: int | None
-    ) -> None:
+    def __init__(self, folds: Sequence[Fold], usages: Sequence[Usage], route: Route | None, prompt: int | None) -> None:
         """A fold and its usage for each try; `prompt` is an estimate for where the engine had no time to tell."""
         self._tries = list(zip(folds, usages, strict=True))
         self._route = route

@@ -509,8 +509,8 @@ async def test_a_model_that_is_gone_is_forgotten():
 
 
 def auto(url: str, engine: str = "auto", **table: Any) -> Any:
-    """Settings for one backend, found by itself."""
-    return settings(url, backends={"local": {"url": url, "engine": engine, **table}})
+    """Settings for one backend, found by itself, and not measured."""
+    return settings(url, backends={"local": {"url": url, "engine": engine, "slow": False, **table}})
 
 
 async def probed(proxy: Running) -> probes.Found:

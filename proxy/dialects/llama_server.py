@@ -54,6 +54,7 @@ class LlamaServer(Dialect):
     advice = _Advice()
     servers = ("llama.cpp",)
     owners = ("llamacpp",)
+    is_own = True
     refuses_missing = False
     tells_properties = True
     takes_template_options = True

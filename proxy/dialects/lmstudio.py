@@ -33,6 +33,7 @@ class LMStudio(Dialect):
     advice = _Advice()
     owners = ("organization_owner",)
     door = ("/api/v1/models", "models")
+    is_own = True
     refuses_missing = False
     takes_unlimited = True
     tells_properties = True

@@ -42,6 +42,7 @@ class Ollama(Dialect):
     advice = _Advice()
     owners = ("library",)
     door = ("/api/version", "version")
+    is_own = True
     refuses_missing = False
     refuses_effort = True
     tells_properties = True

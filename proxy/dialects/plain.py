@@ -116,6 +116,8 @@ class Dialect:
     """It refuses that cap where it does not tell thoughts from texts."""
     refuses_overflow: ClassVar[bool] = False
     """Prompt plus cap beyond the window is an error, not a clamp."""
+    is_own: ClassVar[bool] = False
+    """A program that people run by themselves, and no service."""
     refuses_missing: ClassVar[bool] = True
     """A past thought that its family requires is missed with an error. Servers of one's own only do worse without."""
     takes_developer: ClassVar[bool] = False

@@ -63,6 +63,7 @@ class SGLang(Dialect):
     advice = _Advice()
     owners = ("sglang",)
     door = ("/model_info", "model_path")
+    is_own = True
     refuses_missing = False
     tells_properties = True
     takes_template_options = True

@@ -45,6 +45,7 @@ class TokenSpeed(Dialect):
     advice = _Advice()
     owners = ("self_hosted",)
     door = ("/readiness", "healthy_workers")
+    is_own = True
     refuses_missing = False
     tells_properties = True
     takes_template_options = True

@@ -40,6 +40,7 @@ class Unsloth(Dialect):
     advice = _Advice()
     servers = ("unsloth-studio",)
     owners = ("unsloth-studio",)
+    is_own = True
     refuses_missing = False
     takes_unlimited = True
     tells_properties = True

@@ -54,6 +54,7 @@ class VLLM(Dialect):
     advice = _Advice()
     owners = ("vllm",)
     door = ("/version", "version")
+    is_own = True
     refuses_missing = False
     tells_properties = True
     takes_template_options = True
