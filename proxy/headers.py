@@ -31,7 +31,8 @@ def of_answer(outcome: str, cost: str | None) -> list[tuple[str, str]]:
 def _max_tokens(plan: Plan) -> str:
     if plan.max_tokens is None:
         return "-"
-    return f"{plan.max_tokens}; asked={plan.request.max_tokens}; reason={plan.max_tokens_reason}"
+    asked = "-" if plan.request.max_tokens is None else plan.request.max_tokens
+    return f"{plan.max_tokens}; asked={asked}; reason={plan.max_tokens_reason}"
 
 
 def _with_reason(value: object, *, reason: str | None) -> str:
