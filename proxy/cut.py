@@ -8,6 +8,7 @@ from typing import Literal
 
 from proxy import tokens
 from proxy.jsons import healed
+from proxy.marks import undecided
 
 
 class Cut:
@@ -46,7 +47,7 @@ class Cut:
         text, self._held = self._held + text, ""
         found = _first_of(self._stops, text)
         if found is None:
-            sure = _undecided(self._stops, text)
+            sure = undecided(text, self._stops)
             text, self._held = text[:sure], text[sure:]
             return self._capped(text)
         self._stopped = True
@@ -82,18 +83,6 @@ def _first_of(stops: Sequence[str], text: str) -> tuple[int, int] | None:
         if start >= 0 and (found is None or (start + len(stop), start) < (found[1], found[0])):
             found = start, start + len(stop)
     return found
-
-
-def _undecided(stops: Sequence[str], text: str) -> int:
-    """Where the end of `text` begins that may become a stop string."""
-    sure = len(text)
-    for stop in stops:
-        start = text.find(stop[0], max(0, len(text) - len(stop) + 1), sure)
-        while start >= 0 and not stop.startswith(text[start:]):
-            start = text.find(stop[0], start + 1, sure)
-        if start >= 0:
-            sure = start
-    return sure
 
 
 LONGEST = 120

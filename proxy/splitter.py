@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from proxy.marks import undecided
 from proxy.thinking import TAGS, visible
 
 _JOINT = "\n\n"
@@ -121,7 +122,7 @@ class Splitter:
             start = text.find(each.mark, at, end)
             if start >= 0 and (start + len(each.mark), -len(each.mark)) < (end, size):
                 closer, end, size = each, start + len(each.mark), -len(each.mark)
-        stop = end + size if closer else len(text) if last else _undecided(text, at, [each.mark for each in closers])
+        stop = end + size if closer else len(text) if last else undecided(text, [each.mark for each in closers], at)
         blank = self._fresh and visible(text, at) >= stop
         if closer:
             self._closers, self._told = None, closer.answer or closer.kept
@@ -139,18 +140,6 @@ class Splitter:
         if piece:
             thoughts += self._joint, piece
             self._joint, self._thought = "", True
-
-
-def _undecided(text: str, at: int, closers: Sequence[str]) -> int:
-    """Where the end of `text` begins that may become a closer."""
-    stop = len(text)
-    for mark in closers:
-        start = text.find(mark[0], max(at, len(text) - len(mark) + 1), stop)
-        while start >= 0 and not mark.startswith(text[start:]):
-            start = text.find(mark[0], start + 1, stop)
-        if start >= 0:
-            stop = start
-    return stop
 
 
 class Trailing:
