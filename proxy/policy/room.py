@@ -90,13 +90,15 @@ def thinking_budget(plan: Plan, terms: Terms) -> Plan:
 def _most(plan: Plan, terms: Terms, cap: int) -> int:
     """The longest thought that leaves room for the answer under the cap.
 
-    Kept are `answer_reserve_tokens`, or all that the client lets the text have where its cap counts the text alone. Of
-    a cap that is too small for both, the answer gets half, or what the thoughts here are known to leave of it.
+    Kept are `answer_reserve_tokens`, or all that the client lets the text have where its cap counts the text alone, and
+    the marks. Of a cap that is too small for both, the answer gets half, or what the thoughts here are known to leave.
     """
     room = window.room(plan)
     cap = cap if room is None else min(cap, max(room, 1))
-    wanted = terms.policy.answer_reserve_tokens if plan.visible_tokens is None else plan.visible_tokens
     learned = plan.facts.rooms.get(plan.effort or "")
-    thought = learned.tokens if learned else 0 if plan.visible_tokens is None else _room(plan, terms)[0]
+    if plan.visible_tokens is None:
+        wanted, thought = terms.policy.answer_reserve_tokens, learned.tokens if learned else 0
+    else:
+        wanted, thought = plan.visible_tokens + _MARKS, max(_room(plan, terms)[0] - _MARKS, 0)
     kept = min(wanted, max((cap + 1) // 2, cap - thought if thought else 0))
     return cap - max(kept, min(_MARKS, cap))
