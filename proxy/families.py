@@ -62,7 +62,7 @@ class Family(Section):
         for pattern in patterns:
             try:
                 re.compile(pattern)
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
         return patterns
 

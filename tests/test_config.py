@@ -70,6 +70,7 @@ def test_deep_merge() -> None:
         ("STORE__URL", "memory", lambda s: s.store.url == "memory"),
         ("MODELS", '{"a/b": {"backend": "local"}}', lambda s: s.models["a/b"].backend == "local"),
         ("FAMILIES__MINE__THINKS", "false", lambda s: s.families["mine"] == {"thinks": False}),
+        ("RULES", '[{"set": {"effort": "low"}}]', lambda s: [rule.set.effort for rule in s.rules] == ["low"]),
     ],
 )
 def test_variables_are_read_as_the_schema_wants(name: str, text: str, read: Any) -> None:
@@ -97,6 +98,15 @@ def test_variables_of_kubernetes() -> None:
         "REASONING_PROXY_PORT_8484_TCP_ADDR": "10.0.0.1",
     }
     assert load(environ=environ) == load()
+
+
+def test_a_variable_with_rules_takes_the_place_of_the_files() -> None:
+    """Lists are not merged: whose rule would come first?"""
+    settings = load(
+        f'{BACKEND}[[rules]]\nname = "file"\nset = {{ effort = "low" }}\n',
+        environ={"REASONING_PROXY_RULES": '[{"name": "variable", "when": {"tools": true}, "set": {"top_p": 1}}]'},
+    )
+    assert [(rule.name, rule.when.tools, rule.set.top_p) for rule in settings.rules] == [("variable", True, 1.0)]
 
 
 def test_which_file_is_read() -> None:
@@ -192,6 +202,41 @@ def test_show_is_the_settings() -> None:
     assert again.models[awkward].upstream == awkward
 
 
+RULES = r"""
+[[rules]]
+name = "all.of-it"
+[rules.when]
+model = "kimi-*"
+client = "o?*"
+kind = "side"
+tools = false
+prompt_tokens_over = 0
+text = '(?i)\bsay "hi"\?'
+header = { x-app = "notes-*", "x app" = "a@b?c" }
+[rules.set]
+backend = "local"
+model = "m"
+effort = "none"
+min_completion_tokens = 0
+thinking_budget = "auto"
+temperature = 0
+top_p = 1
+
+[[rules]]
+set = { thinking_budget = 0 }
+"""
+
+
+def test_show_has_the_rules() -> None:
+    """As tables that can be read back, in their order, with what each of them says and nothing else."""
+    settings = load(BACKEND + RULES)
+    shown = config.show(settings)
+    assert load(shown).rules == settings.rules
+    assert tomllib.loads(shown)["rules"] == tomllib.loads(RULES)["rules"]
+    assert shown.count("\n[[rules]]\n") == 2
+    assert "rules" not in tomllib.loads(config.show(load()))
+
+
 def test_ledger_url() -> None:
     """Where the store ends with its process, a report reads the JSONL file."""
     assert load(f'{BACKEND}[store]\nurl = "memory"\nledger_jsonl = "/a/l.jsonl"').ledger_url == "jsonl:////a/l.jsonl"
@@ -200,6 +245,8 @@ def test_ledger_url() -> None:
 
 def test_header_names_are_lower_case() -> None:
     """They are compared with a call's headers, which are."""
+    rule = '[[rules]]\nwhen = { header = { X-App = "Notes" } }\nset = { top_p = 1 }\n'
+    assert load(BACKEND + rule).rules[0].when.header == {"x-app": "Notes"}
     assert load(f'{BACKEND}[defaults]\nend_user_headers = ["X-User"]').defaults.end_user_headers == ("x-user",)
 
 
@@ -229,29 +276,35 @@ def uncommented() -> str:
 
 
 def written_keys(table: dict[str, Any], place: problems.Place = ()) -> Iterator[problems.Place]:
-    """The paths in a document, with NAME for the names of tables."""
+    """The paths in a document, with NAME for the names of tables, and 0 for the numbers of those in lists."""
     for key, value in table.items():
         path = (*place, "NAME" if place in NAMED else key)
         yield path
         if isinstance(value, dict):
             yield from written_keys(value, path)
+        for part in value if isinstance(value, list) else ():
+            if isinstance(part, dict):
+                yield from written_keys(part, (*path, 0))
 
 
 def test_example_loads() -> None:
     """As it stands, and with every example switched on."""
     keys = {"OPENWEBUI_KEY": "a", "MOONSHOT_API_KEY": "b"}
     assert load(EXAMPLE.read_text("utf-8")).backends["local"].url == "http://127.0.0.1:8080/v1"
-    assert set(load(uncommented(), environ=keys).backends) == {"local", "hosted"}
+    everything = load(uncommented(), environ=keys)
+    assert set(everything.backends) == {"local", "hosted"}
+    assert [rule.name for rule in everything.rules] == ["long-prompts", None]
 
 
 def test_example_has_every_key() -> None:
     """An option that the manual does not have is not found by anybody."""
-    missing = set(problems.known_keys(config.Settings)) - set(written_keys(tomllib.loads(uncommented())))
-    assert not missing
+    known = set(problems.known_keys(config.Settings))
+    assert known >= {("rules", 0, "name"), ("rules", 0, "when", "header"), ("rules", 0, "set", "effort")}
+    assert not known - set(written_keys(tomllib.loads(uncommented())))
 
 
 def test_example_has_the_defaults() -> None:
-    """A value in the manual is the default; only the backend's URL has none."""
+    """A value in the manual is the default; only the backend's URL has none, and there is no rule."""
     assert load(EXAMPLE.read_text("utf-8")) == load(BACKEND)
     example = tomllib.loads(EXAMPLE.read_text("utf-8"))
     defaults = tomllib.loads(config.show(load(BACKEND)))
@@ -272,6 +325,20 @@ def test_a_hint_where_a_clients_key_would_leave_the_machine() -> None:
     abroad = load(f'{clients}[backends.b]\nurl = "https://example.invalid/v1"\n')
     assert config.hints(abroad) == ["backends.b: without api_key or api_key_env it is sent the keys of [clients]"]
     assert config.hints(load(f"{clients}{BACKEND}")) == []
+
+
+def test_a_hint_where_no_engine_can_end_a_thought() -> None:
+    """`policy.thinking_seconds` does nothing then; an engine that is found out later may be one that can."""
+    clock = "[policy]\nthinking_seconds = 60\n"
+    vllm, sglang, llama, auto = (
+        f'[backends.{name}]\nurl = "http://127.0.0.1/v1"\nengine = "{engine}"\n'
+        for name, engine in (("a", "vllm"), ("b", "sglang"), ("c", "llama-server"), ("d", "auto"))
+    )
+    hint = "policy.thinking_seconds: no backend can end a thought that runs; llama-server can"
+    assert config.hints(load(vllm + sglang + clock)) == [hint]
+    for fine in (vllm + sglang, vllm + llama + clock, vllm + auto + clock):
+        assert config.hints(load(fine)) == []
+    assert config.hints(load(clock, require_backends=False)) == []
 
 
 def test_show_hides_passwords_and_leaves_other_texts_alone() -> None:

@@ -165,6 +165,158 @@ name = "g"
 thinks = "no"
 => families.f.thinks: got "no"; allowed: true or false
 
+[policy]
+temperature = 0.2
+=> policy.temperature: no such setting; did you mean rules[0].set.temperature?
+
+[policy]
+side_patterns = ["ok", "("]
+=> policy.side_patterns: '(' is no regular expression: missing ), unterminated subpattern at position 0
+
+[policy]
+side_patterns = ["a{99999999999}"]
+=> policy.side_patterns: 'a{99999999999}' is no regular expression: the repetition number is too large
+
+[rules]
+set = { effort = "low" }
+=> rules: got a table; allowed: a list of tables, each under its own [[rules]]
+
+[rule]
+set = { effort = "low" }
+=> rule: no such setting; did you mean rules?
+
+rules = "low"
+=> rules: got "low"; allowed: a list of tables
+
+rules = ["low"]
+=> rules[0]: got a text; allowed: a table
+
+[[rules]]
+[[rules.set]]
+effort = "low"
+=> rules[0].set: got a list; allowed: a table
+
+[[rules]]
+name = "empty"
+=> rules[0].set: missing; needed is a table
+
+[[rules]]
+set = {}
+=> rules[0].set: nothing is set; the keys are backend, model, effort, min_completion_tokens, thinking_budget,
+   temperature, top_p
+
+[[rules]]
+name = "a, b"
+set = { effort = "low" }
+=> rules[0].name: a name has at most 64 letters and digits, and may have . _ - after the first
+
+[[rules]]
+name = "same"
+set = { effort = "low" }
+[[rules]]
+set = { effort = "low" }
+[[rules]]
+name = "same"
+set = { effort = "low" }
+=> rules[2]: goes by the name "same", as rules[0] does; each rule needs its own
+
+[[rules]]
+name = "2"
+set = { effort = "low" }
+[[rules]]
+set = { effort = "low" }
+=> rules[1]: goes by the name "2", as rules[0] does; each rule needs its own
+
+[[rules]]
+effort = "low"
+set = { top_p = 1 }
+=> rules[0].effort: no such setting; did you mean rules[0].set.effort?
+
+[[rules]]
+set = { effort = "low" }
+[[rules]]
+set = { effort = "low", kind = "side" }
+=> rules[1].set.kind: no such setting; did you mean rules[1].when.kind?
+
+[[rules]]
+when = { modle = "kimi-*" }
+set = { effort = "low" }
+=> rules[0].when.modle: no such setting; did you mean rules[0].when.model?
+
+[[rules]]
+when = { user = "me" }
+set = { effort = "low" }
+=> rules[0].when.user: no such setting; known here: model, client, kind, tools, prompt_tokens_over, text, header
+
+[[rules]]
+set = { efort = "low" }
+=> rules[0].set.efort: no such setting; did you mean rules[0].set.effort?
+
+[[rules]]
+when = { kind = "title" }
+set = { effort = "low" }
+=> rules[0].when.kind: got "title"; allowed: "chat", "side" or "probe"
+
+[[rules]]
+when = { tools = "false" }
+set = { effort = "low" }
+=> rules[0].when.tools: got "false"; allowed: true or false
+
+[[rules]]
+when = { prompt_tokens_over = 1e5 }
+set = { effort = "low" }
+=> rules[0].when.prompt_tokens_over: got 100000.0; allowed: a whole number from 0 to 2147483647
+
+[[rules]]
+when = { text = "(" }
+set = { effort = "low" }
+=> rules[0].when.text: '(' is no regular expression: missing ), unterminated subpattern at position 0
+
+[[rules]]
+when = { header = "x-app" }
+set = { effort = "low" }
+=> rules[0].when.header: got "x-app"; allowed: a table
+
+[[rules]]
+when = { header = { x-app = 3 } }
+set = { effort = "low" }
+=> rules[0].when.header.x-app: got 3; allowed: a text
+
+[[rules]]
+set = { temperature = 5 }
+=> rules[0].set.temperature: got 5; allowed: a number from 0 to 2
+
+[[rules]]
+set = { temperature = "0.2" }
+=> rules[0].set.temperature: got "0.2"; allowed: a number from 0 to 2
+
+[[rules]]
+set = { top_p = 0 }
+=> rules[0].set.top_p: got 0; allowed: a number above 0, up to 1
+
+[[rules]]
+set = { thinking_budget = true }
+=> rules[0].set.thinking_budget: got true; allowed: a whole number from 0 to 2147483647, "auto" or "off"
+
+[[rules]]
+set = { model = "" }
+=> rules[0].set.model: got ""; allowed: a text, not empty
+
+[[rules]]
+set = { effort = "lwo" }
+=> rules[0].set.effort: no effort "lwo"; did you mean "low"?
+
+[[rules]]
+set = { backend = "locale" }
+=> rules[0].set.backend: no backend "locale"; did you mean "local"?
+
+[clients.webui]
+api_key = "k"
+[[rules]]
+when = { client = "webiu" }
+set = { effort = "low" }
+=> rules[0].when.client: no client "webiu"; did you mean "webui"?
+
 [store]
 log_level = "loud"
 => store.log_level: got "loud"; allowed: "debug", "info", "warning" or "error"
@@ -245,6 +397,57 @@ def test_all_problems_at_once() -> None:
     ]
 
 
+def test_all_problems_of_rules_at_once() -> None:
+    """A fault in one rule hides neither those of other rules nor those elsewhere, and does not change their numbers."""
+    lines = refused(
+        """
+        [policy]
+        default_effort = "lwo"
+        [[rules]]
+        set = { efort = "low" }
+        [[rules]]
+        name = "empty"
+        [[rules]]
+        when = { modle = "m", text = "(" }
+        set = { effort = "lwo", backend = "b" }
+        [[rules]]
+        set = { temperature = "0", thinking_budget = "auto" }
+        [[rules]]
+        name = "empty"
+        set = { thinking_budget = 0, backend = "locale" }
+        """
+        + BACKEND
+    )
+    assert sorted(line.partition(": ")[0] for line in lines) == [
+        "policy.default_effort",
+        "rules[0].set.efort",
+        "rules[1].set",
+        "rules[2].set.backend",
+        "rules[2].set.effort",
+        "rules[2].when.modle",
+        "rules[2].when.text",
+        "rules[3].set.temperature",
+        "rules[4]",
+        "rules[4].set.backend",
+    ]
+
+
+@pytest.mark.parametrize("effort", ["off", "none", "low", "max"])
+def test_efforts_of_rules(effort: str) -> None:
+    """A word that any family knows, no thinking, or none sent."""
+    assert load(f'{BACKEND}[[rules]]\nset = {{ effort = "{effort}" }}\n').rules[0].set.effort == effort
+
+
+@pytest.mark.parametrize(
+    ("client", "clients"), [("web*", "webui"), ("w?bui", "webui"), ("[a-z]*", "webui"), ("webui", "webui"), ("any", "")]
+)
+def test_clients_of_rules(client: str, clients: str) -> None:
+    """A pattern may be for clients to come; where no client is configured, no name is known to be wrong."""
+    table = f'[clients.{clients}]\napi_key = "k"\n' if clients else ""
+    rule = f'[[rules]]\nwhen = {{ client = "{client}" }}\nset = {{ effort = "low" }}\n'
+    assert load(BACKEND + table + rule).rules[0].when.client == client
+
+
 def test_no_secret_in_an_error() -> None:
     """Neither a key nor a password, wherever people put it."""
     lines = refused(
@@ -288,11 +491,41 @@ def test_loopback_needs_no_clients(host: str) -> None:
         ("POLCY__PROBE", "polcy (from {}): no such setting; did you mean policy?"),
         ("SERVER_PORT", "server_port (from {}): no such setting; did you mean server.port?"),
         ("SERVER__PORT", 'server.port (from {}): got "x"; allowed: a whole number from 0 to 65535'),
+        ("RULES", 'rules (from {}): got "x"; allowed: a list of tables'),
+        (
+            "RULES__0__SET__EFFORT",
+            "rules.0.set.effort (from {}): a variable cannot give a part of a list;"
+            " REASONING_PROXY_RULES takes all of it, as JSON",
+        ),
+        (
+            "BACKENDS__LOCAL__MODELS__0",
+            "backends.local.models.0 (from {}): a variable cannot give a part of a list;"
+            " REASONING_PROXY_BACKENDS__LOCAL__MODELS takes all of it, as JSON",
+        ),
     ],
 )
 def test_wrong_variables(name: str, line: str) -> None:
     """Unknown and ill-typed variables are refused, by their own name too."""
     assert refused(environ={f"REASONING_PROXY_{name}": "x"}) == [line.format(f"REASONING_PROXY_{name}")]
+
+
+def test_the_variable_in_effect_is_blamed() -> None:
+    """That of a key lies over that of its table; a rule inside a list has the variable of the list."""
+    prefix = "REASONING_PROXY_"
+    lines = refused(
+        environ={
+            f"{prefix}SERVER": '{"port": 1}',
+            f"{prefix}SERVER__PORT": "-1",
+            f"{prefix}RULES": '[{"set": {"effort": "lwo"}}]',
+            f"{prefix}RULES__0__NAME": "a",
+        }
+    )
+    assert sorted(lines) == [
+        f"rules.0.name (from {prefix}RULES__0__NAME): a variable cannot give a part of a list;"
+        f" {prefix}RULES takes all of it, as JSON",
+        f'rules[0].set.effort (from {prefix}RULES): no effort "lwo"; did you mean "low"?',
+        f"server.port (from {prefix}SERVER__PORT): got -1; allowed: a whole number from 0 to 65535",
+    ]
 
 
 def test_variable_beaten_by_the_command_line_is_not_blamed() -> None:
@@ -301,14 +534,14 @@ def test_variable_beaten_by_the_command_line_is_not_blamed() -> None:
     assert lines == ["server.port: got -1; allowed: a whole number from 0 to 65535"]
 
 
-def tables_of(schema: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+def tables_of(schema: type[BaseModel]) -> Iterator[problems.Place]:
     """The places of tables with fixed keys."""
     yield ()
-    yield from sorted({tuple(map(str, path[:-1])) for path in problems.known_keys(schema)} - {()})
+    yield from sorted({path[:-1] for path in problems.known_keys(schema)} - {()}, key=str)
 
 
 @given(place=st.sampled_from(list(tables_of(config.Settings))), key=st.text(max_size=30))
-def test_unknown_keys_are_refused_everywhere(place: tuple[str, ...], key: str) -> None:
+def test_unknown_keys_are_refused_everywhere(place: problems.Place, key: str) -> None:
     """Any key that the schema does not have, at any level, is an error of one line that begins with its path."""
     path = (*place, key)
     groups = [("backends",), ("clients",), ("models",), ("families",)]  # their keys are names
@@ -318,10 +551,11 @@ def test_unknown_keys_are_refused_everywhere(place: tuple[str, ...], key: str) -
         "backends": {"NAME": {"url": "http://h/v1"}},
         "clients": {"NAME": {"api_key": "k"}},
         "models": {"NAME": {"price": {"input": 1, "output": 1}}},
+        "rules": [{"set": {"effort": "low"}}],
     }
-    table = tables
+    table: Any = tables
     for part in place:
-        table = table.setdefault(part, {})
+        table = table[part] if isinstance(part, int) else table.setdefault(part, {})
     table[key] = 1
     with pytest.raises(ConfigError) as caught:
         config.load(environ={}, overrides=tables, read_file=False)
@@ -349,3 +583,25 @@ def test_a_default_effort_that_no_family_knows_is_refused() -> None:
     [line] = refused(f'{BACKEND}[policy]\ndefault_effort = "lwo"\n')
     assert line.startswith("policy.default_effort: ")
     assert "low" in line
+
+
+@pytest.mark.parametrize(
+    ("when", "problem"),
+    [
+        ({"text": ""}, "rules[0].when.text: an empty pattern is found in every text"),
+        ({"header": {"Authorization": "Bearer x"}}, "rules[0].when.header: authorization holds a key"),
+    ],
+)
+def test_a_condition_that_cannot_be_meant_is_refused(when, problem):
+    """It would match everything, or put a key into the settings that are shown."""
+    with pytest.raises(ConfigError) as caught:
+        load(overrides={"rules": [{"when": when, "set": {"effort": "low"}}]}, environ={}, require_backends=False)
+    assert problem in caught.value.message
+    assert "Bearer x" not in caught.value.message
+
+
+def test_a_pattern_too_large_for_the_engine_of_patterns_is_no_traceback():
+    """In families too."""
+    families = {"mine": {"models": ["a{99999999999}"]}}
+    with pytest.raises(ConfigError, match="no regular expression"):
+        load(overrides={"families": families}, environ={}, require_backends=False)

@@ -61,6 +61,7 @@ def load(
         checks.read_keys(settings, environ)
         for place, line in checks.across(settings, tables, environ, serving=require_backends):
             found.setdefault(place, line)
+    found |= environment.refused
     if settings is None or found:
         raise ConfigError("\n".join(_line(place, line, environment, overrides) for place, line in found.items()))
     return settings
@@ -68,7 +69,7 @@ def load(
 
 def _line(place: problems.Place, line: str, environment: sources.Environment, overrides: Mapping[str, Any]) -> str:
     """The problem with its path, and with the variable where one is to blame."""
-    for path, name in environment.names.items():
+    for path, name in reversed(environment.names.items()):  # a key's own variable lies over that of its table
         if _given(overrides, path):
             continue
         if place[: len(path)] == path or path[: len(place)] == place:

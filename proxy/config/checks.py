@@ -16,6 +16,7 @@ from proxy import families
 from proxy.config import problems
 from proxy.config.problems import Place, Problems
 from proxy.config.tables import Keyed, Settings, is_loopback, is_variable, usable_key
+from proxy.dialects import DIALECTS
 from proxy.errors import ConfigError
 from proxy.section import Section
 
@@ -45,19 +46,24 @@ def validated(tables: dict[str, Any]) -> tuple[Settings | None, Problems]:
 
 
 def _remove(tables: dict[str, Any], path: Place) -> bool:
-    """Take a place out; a missing key takes its table along."""
-    keys = [part for part in path if isinstance(part, str)]
-    if not keys:
+    """Take a place out; a missing key takes its table along, and a part of a list the list: the numbers of the others
+    would no longer be theirs."""
+    if not path:
         return False
-    table: Any = tables
-    for key in keys[:-1]:
-        table = table.get(key) if isinstance(table, dict) else None
-    if not isinstance(table, dict):
-        return False
-    if keys[-1] in table:
-        del table[keys[-1]]
+    *above, last = path
+    holder: Any = tables
+    for part in above:
+        holder = _part(holder, part)
+    if isinstance(holder, dict) and last in holder:
+        del holder[last]
         return True
-    return _remove(tables, tuple(keys[:-1]))
+    return isinstance(holder, (dict, list)) and _remove(tables, tuple(above))
+
+
+def _part(value: Any, key: str | int) -> Any:
+    if isinstance(value, list) and isinstance(key, int):
+        return value[key]
+    return value.get(key) if isinstance(value, dict) else None
 
 
 def _converted(raw: Any, value: Any, annotation: Any, path: Place) -> Found:
@@ -103,7 +109,8 @@ def across(settings: Settings, tables: Mapping[str, Any], environ: Mapping[str, 
     yield from _same_keys(settings)
     yield from _backends_of_models(tables)
     yield from _families(tables)
-    yield from _efforts(settings)
+    yield from _efforts(settings, tables)
+    yield from _rules(tables)
     if serving:
         yield from _backends(tables)
         yield from _unread_keys(tables, environ)
@@ -118,6 +125,10 @@ def hints(settings: Settings) -> list[str]:
         abroad = not is_loopback(urlsplit(backend.url).hostname or "")
         if settings.clients and abroad and backend.api_key is None and backend.api_key_env is None:
             found.append(f"backends.{name}: without api_key or api_key_env it is sent the keys of [clients]")
+    engines = {backend.engine for backend in settings.backends.values()}
+    able = [name for name, dialect in DIALECTS.items() if dialect.control is not None]
+    if settings.policy.thinking_seconds and engines and not engines & {"auto", *able}:
+        found.append(f"policy.thinking_seconds: no backend can end a thought that runs; {' and '.join(able)} can")
     return found
 
 
@@ -188,7 +199,7 @@ def _families(tables: Mapping[str, Any]) -> Found:
             yield (*path, "family"), _no_such("family", family, known)
 
 
-def _efforts(settings: Settings) -> Found:
+def _efforts(settings: Settings, tables: Mapping[str, Any]) -> Found:
     """A word that no family knows is a mistake, and some engines answer 500 to it."""
     try:
         known = families.load(settings.families).words
@@ -204,6 +215,41 @@ def _efforts(settings: Settings) -> Found:
     for name, model in settings.models.items():
         if model.effort is not None and model.effort not in ("none", *known):
             yield ("models", name, "effort"), _no_such("effort", model.effort, ["none", *known])
+    for path, word in _in_rules(tables, "set", "effort"):
+        if word not in ("off", "none", *known):
+            yield path, _no_such("effort", word, ["off", "none", *known])
+
+
+def _rules(tables: Mapping[str, Any]) -> Found:
+    clients, backends = ([name for (_, name), _ in _entries(tables, group)] for group in ("clients", "backends"))
+    for path, backend in _in_rules(tables, "set", "backend"):
+        if backend not in backends:
+            yield path, _no_such("backend", backend, backends)
+    for path, client in _in_rules(tables, "when", "client"):
+        if clients and client not in clients and not re.search(r"[*?[]", client):
+            yield path, _no_such("client", client, clients)
+    owners: dict[str, Place] = {}
+    for number, (path, rule) in enumerate(_each_rule(tables), 1):
+        name = rule.get("name", str(number))
+        if isinstance(name, str) and owners.setdefault(name, path) != path:
+            first = problems.dotted(owners[name])
+            yield path, f"goes by the name {problems.quoted(name)}, as {first} does; each rule needs its own"
+
+
+def _each_rule(tables: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """The tables in `[[rules]]`, as they were given."""
+    rules = tables.get("rules")
+    for number, rule in enumerate(rules if isinstance(rules, (list, tuple)) else ()):
+        yield ("rules", number), rule if isinstance(rule, Mapping) else {}
+
+
+def _in_rules(tables: Mapping[str, Any], part: str, key: str) -> Iterator[tuple[Place, str]]:
+    """The texts at one place of all rules."""
+    for path, rule in _each_rule(tables):
+        table = rule.get(part)
+        value = table.get(key) if isinstance(table, Mapping) else None
+        if isinstance(value, str):
+            yield (*path, part, key), value
 
 
 def _backends(tables: Mapping[str, Any]) -> Found:

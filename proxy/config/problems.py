@@ -6,6 +6,7 @@ pydantic finds the problems; its own words are for programmers. What is allowed 
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import re
 import types
@@ -86,8 +87,19 @@ def is_table(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
+def is_list(annotation: Any) -> bool:
+    """Whether lists, and no tables, may stand at a place."""
+    origins = [get_origin(kind) for kind, _ in options(annotation)]
+    return any(origin in _LISTS for origin in origins) and not any(origin in _TABLES for origin in origins)
+
+
+def is_list_of_tables(kind: Any) -> bool:
+    """Whether an alternative is a list of tables with fixed keys."""
+    return get_origin(kind) in _LISTS and is_table(get_args(kind)[0])
+
+
 def known_keys(schema: type[BaseModel], start: Place = ()) -> Iterator[Place]:
-    """The paths of all keys; a table's own name stands as NAME."""
+    """The paths of all keys; a table's own name stands as NAME, its number in a list as 0."""
     for key, field in schema.model_fields.items():
         path = (*start, key)
         yield path
@@ -96,6 +108,8 @@ def known_keys(schema: type[BaseModel], start: Place = ()) -> Iterator[Place]:
                 yield from known_keys(kind, path)
             elif get_origin(kind) in _TABLES and is_table(get_args(kind)[1]):
                 yield from known_keys(get_args(kind)[1], (*path, "NAME"))
+            elif is_list_of_tables(kind):
+                yield from known_keys(get_args(kind)[0], (*path, 0))
 
 
 # From pydantic's errors to lines ---------------------------------------------------------------------------------
@@ -120,7 +134,9 @@ def explain(schema: type[BaseModel], error: ValidationError) -> Problems:
 
 def wrong(path: Place, value: object, annotation: Any) -> str:
     """A value of the wrong type, or out of range."""
-    return f"got {_shown(path, value, annotation)}; allowed: {allowed(annotation)}"
+    line = f"got {_shown(path, value, annotation)}; allowed: {allowed(annotation)}"
+    listed = isinstance(value, Mapping) and any(is_list_of_tables(kind) for kind, _ in options(annotation))
+    return f"{line}, each under its own [[{dotted(path)}]]" if listed else line
 
 
 def allowed(annotation: Any) -> str:
@@ -147,7 +163,7 @@ def _is_inside(path: Place, other: Place) -> bool:
 
 
 def _unknown(schema: type[BaseModel], path: Place) -> str:
-    """An unknown key: the nearest known one, preferably beside it."""
+    """An unknown key: the nearest known one, preferably beside it, or else in the same table, rule, …"""
     *above, key = path
     annotation: Any = schema
     for part in above:
@@ -155,12 +171,20 @@ def _unknown(schema: type[BaseModel], path: Place) -> str:
     beside = [name for kind, _ in options(annotation) if is_table(kind) for name in kind.model_fields]
     guesses = [(_likeness(key, name) + 0.1, dotted((*above, name))) for name in beside]
     for known in known_keys(schema):
-        guesses.append((_likeness(key, str(known[-1])), dotted(known)))
-        guesses.append((_likeness(key, "_".join(map(str, known))), dotted(known)))
+        shared = _shared(known, above)
+        guess = dotted((*above[:shared], *known[shared:]))
+        guesses.append((_likeness(key, str(known[-1])) + 0.02 * shared, guess))
+        guesses.append((_likeness(key, "_".join(map(str, known))), guess))
     likeness, guess = max(guesses, key=lambda item: item[0])
     if likeness >= 0.8:
         return f"no such setting; did you mean {guess}?"
     return f"no such setting; known here: {', '.join(beside)}"
+
+
+def _shared(known: Place, above: list[str | int]) -> int:
+    """How many steps a known path has in common with another, whatever its tables are called."""
+    same = (part in (there, "NAME") or isinstance(there, int) for part, there in zip(known, above, strict=False))
+    return len(list(itertools.takewhile(bool, same)))
 
 
 def _likeness(one: object, other: str) -> float:
@@ -202,6 +226,8 @@ def _in_words(kind: Any, limits: tuple[Any, ...]) -> Iterator[str]:
         yield f"a number{_range(limits)}"
     elif kind in (str, SecretStr):
         yield "a text, not empty" if any(isinstance(limit, MinLen) for limit in limits) else "a text"
+    elif is_list_of_tables(kind):
+        yield "a list of tables"
     elif origin in _LISTS:
         yield "a list of texts" if str in [part for part, _ in options(parts[0])] else "a list"
     elif origin in _TABLES and int in [part for part, _ in options(parts[1])]:
@@ -215,7 +241,7 @@ def _range(limits: tuple[Any, ...]) -> str:
     highest = next((limit.le for limit in limits if isinstance(limit, Le)), None)
     above = next((limit.gt for limit in limits if isinstance(limit, Gt)), None)
     if above is not None:
-        return f" above {above}"
+        return f" above {above}" if highest is None else f" above {above}, up to {highest}"
     if lowest is not None and highest is not None:
         return f" from {lowest} to {highest}"
     return f" of {lowest} or more" if lowest is not None else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -21,11 +21,21 @@ def show(settings: Settings) -> str:
     read = f"file: {settings.file}" if settings.file else "no file was read"
     blocks = ["# " + "".join(char if char.isprintable() else "?" for char in read)]
     for name, table in settings:
-        named = isinstance(table, dict)  # tables of tables: each of its own name
-        for path, part in [((name, key), inner) for key, inner in table.items()] if named else [((name,), table)]:
+        for head, part in _tables(name, table):
             lines = [f"{_key(key)} = {_value(value)}" for key, value in _items(part) if value is not None]
-            blocks.append("\n".join([f"[{dotted(path)}]", *lines]))
+            blocks.append("\n".join([head, *lines]))
     return "\n\n".join(blocks) + "\n"
+
+
+def _tables(name: str, value: Any) -> Iterator[tuple[str, BaseModel | Mapping[str, Any]]]:
+    """The head and the content of each table under a name: one, or each of its own name, or a list."""
+    if isinstance(value, dict):
+        yield from ((f"[{dotted((name, key))}]", table) for key, table in value.items())
+    elif isinstance(value, tuple):
+        # Of a rule only what it says: what it leaves open has no value that a file could give.
+        yield from ((f"[[{name}]]", table.model_dump(exclude_defaults=True)) for table in value)
+    else:
+        yield f"[{name}]", value
 
 
 def _items(table: BaseModel | Mapping[str, Any]) -> list[tuple[str, Any]]:

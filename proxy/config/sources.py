@@ -38,6 +38,7 @@ class Environment(PydanticBaseSettingsSource):
     def __init__(self, schema: type[BaseModel], environ: Mapping[str, str], file: Tables) -> None:
         super().__init__(_Layers)
         self.names: dict[problems.Place, str] = {}
+        self.refused: problems.Problems = {}
         self._schema, self._environ, self._file = schema, environ, file
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
@@ -49,9 +50,14 @@ class Environment(PydanticBaseSettingsSource):
         tables: Tables = {}
         names = [name for name in self._environ if name.startswith(PREFIX) and self._is_ours(name)]
         for name in sorted(names, key=lambda name: (name.count("__"), name)):  # a whole table first, then its keys
-            path, annotation = self._path(name.removeprefix(PREFIX).split("__"))
+            words = name.removeprefix(PREFIX).split("__")
+            path, annotation, whole = self._path(words)
             self.names[path] = name
-            _put(tables, path, typed(annotation, self._environ[name]))
+            if whole == len(words):
+                _put(tables, path, typed(annotation, self._environ[name]))
+            else:
+                takes = PREFIX + "__".join(words[:whole])
+                self.refused[path] = f"a variable cannot give a part of a list; {takes} takes all of it, as JSON"
         return tables
 
     def _is_ours(self, name: str) -> bool:
@@ -59,8 +65,10 @@ class Environment(PydanticBaseSettingsSource):
         of_a_service = _SERVICE_LINK.fullmatch(f"{name}={self._environ[name]}") and "__" not in name
         return name != FILE_VARIABLE and not of_a_service
 
-    def _path(self, words: list[str]) -> tuple[tuple[str, ...], Any]:
+    def _path(self, words: list[str]) -> tuple[tuple[str, ...], Any, int]:
+        """The place, its annotation, and how many of the words lead to it, or to the list that it is a part of."""
         path: tuple[str, ...] = ()
+        whole = len(words)
         annotation: Any = self._schema
         written: Any = self._file
         for word in words:
@@ -68,8 +76,10 @@ class Environment(PydanticBaseSettingsSource):
             if any(get_origin(kind) is dict for kind, _ in problems.options(annotation)) and isinstance(written, dict):
                 key = next((name for name in written if _in_capitals(name) == word.upper()), key)
             written = written.get(key) if isinstance(written, dict) else None
+            if problems.is_list(annotation):
+                whole = min(whole, len(path))
             path, annotation = (*path, key), problems.below(annotation, key)
-        return path, annotation
+        return path, annotation, whole
 
 
 def merged(*layers: Mapping[str, Any] | PydanticBaseSettingsSource) -> Tables:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
-from pydantic import Field, field_validator, model_validator
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic import Field, field_validator
 
 from proxy.asks import MOST_TOKENS
 from proxy.families import Family
@@ -53,7 +53,7 @@ class Policy(Section):
         return patterns
 
 
-class When(Section):
+class When(Section, strict=True):
     """What a rule wants of a request; what it does not say matches all. Names and values take `*` and `?`."""
 
     model: str | None = None
@@ -74,14 +74,17 @@ class When(Section):
     @field_validator("header")
     @classmethod
     def _lower_case(cls, header: Mapping[str, str]) -> dict[str, str]:
-        return {name.lower(): value for name, value in header.items()}
+        lower = {name.lower(): value for name, value in header.items()}
+        if secret := next((name for name in lower if name in _SECRET), None):
+            raise ValueError(f"{secret} holds a key, which belongs in no rule: say `client`")
+        return lower
 
 
-class Preset(Section):
+class Preset(Section, strict=True):
     """What a rule sets, where the client does not say it: None leaves it to the rest of the policy."""
 
     backend: str | None = None
-    model: str | None = None
+    model: Annotated[str, MinLen(1)] | None = None
     effort: str | None = None
     min_completion_tokens: Tokens | None = None
     thinking_budget: Tokens | Literal["auto", "off"] | None = None
@@ -101,15 +104,23 @@ class Preset(Section):
 class Rule(Section):
     """`[[rules]]`: what is set for which requests. A rule without a name goes by its number, from 1 on."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    name: str | None = None
     when: When = When()
     set: Preset
 
-    @model_validator(mode="after")
-    def _sets_something(self) -> Rule:
-        if not self.set.given:
+    @field_validator("name")
+    @classmethod
+    def _stands_in_a_header(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            raise ValueError("a name has at most 64 letters and digits, and may have . _ - after the first")
+        return name
+
+    @field_validator("set")
+    @classmethod
+    def _sets_something(cls, preset: Preset) -> Preset:
+        if not preset.given:
             raise ValueError(f"nothing is set; the keys are {', '.join(Preset.model_fields)}")
-        return self
+        return preset
 
 
 Rules = tuple[Rule, ...]
@@ -141,8 +152,13 @@ class Terms:
         return self.policy.thinking_budget if preset is None else preset
 
 
+_SECRET = ("authorization", "proxy-authorization", "x-api-key", "api-key", "cookie")
+
+
 def _compiles(pattern: str) -> None:
+    if not pattern:
+        raise ValueError("an empty pattern is found in every text")
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
