@@ -85,7 +85,7 @@ async def _measure(backend: Backend, model: str) -> tuple[Speed, frozenset[str]]
         "max_tokens": TOKENS,
         "stream": True,
         "stream_options": {"include_usage": True},
-        **backend.dialect.advice.longer,
+        **dict.fromkeys(backend.dialect.advice.longer, TOKENS),  # `min_tokens`, which may not be above the cap
     }
     fold, codec, times = Fold(), sse.Decoder(), list[float]()
     answer = await backend.send("POST", "/chat/completions", _HEADERS, dumps(asked))

@@ -306,6 +306,50 @@ async def test_the_proxys_budget_makes_room_for_an_answer_from_the_second_reques
     assert answer.headers["x-proxy-thinking-budget"] == "15; reason=reserve"
 
 
+LOOSE: dict[str, Any] = {
+    "thinking_token_budget": None,
+    "structured_outputs": None,
+    "min_tokens": None,
+    "bad_words": None,
+    "ignore_eos": True,
+    "temperature": 1,
+}
+"""The model writes on without an end: thought to the budget, then text to the cap."""
+MEASURED = {"min_completion_tokens": 0, "probe": {"max_tokens": 0}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_small_caps_have_an_answer_from_the_first_request_on(vllm, stream):
+    """The few tokens that tell the speed tell too that a parser is there, and so a budget goes with every request."""
+    async with fronted(vllm, policy=MEASURED) as front:
+        measuring = front.proxy.pipeline.backends.first.measuring
+        assert measuring is not None
+        await measuring
+        front.sent.clear()
+        for cap in range(6, 65, 2):
+            answer = await front.ask(
+                {"role": "user", "content": f"Tell {cap} of it."}, **LOOSE, max_tokens=cap, stream=stream
+            )
+            text = folded(answer)["content"] if stream else message(answer)["content"]
+            assert text.strip(), (cap, front.sent[-1])
+            assert front.sent[-1]["thinking_token_budget"] < cap
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_text_that_ends_here_is_counted_by_the_server(vllm, stream):
+    """At a stop string, or at a visible cap: the server is left, and its running counts are the usage."""
+    policy = {**MEASURED, "min_completion_tokens": 60, "completion_tokens_mode": "visible", "thinking_budget": 20}
+    async with fronted(vllm, policy=policy) as front:
+        await front.ask()  # shows that thoughts come apart
+        more = {"stream": stream, **({"stream_options": {"include_usage": True}} if stream else {})}
+        answer = await front.ask(**LOOSE, max_tokens=8, **more)
+        (row, *_) = (await front.proxy.rows(2))[1:]
+        assert (row["outcome"], row["finish_reason"]) == ("length", "length")
+        assert 8 < row["completion_tokens"] < 45, "20 of thought, its mark, 8 of text and little more"
+        spent = stream_of(answer)[-1]["usage"] if stream else usage(answer)
+        assert (spent["prompt_tokens"], spent["completion_tokens"]) == (row["prompt_tokens"], row["completion_tokens"])
+
+
 # Caps and refusals --------------------------------------------------------------------------------------------------
 
 
