@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 from proxy import refusals, shape, sse
 from proxy.dialects import Dialect
 from proxy.errors import ProxyError, UpstreamError
 from proxy.jsons import dumps, loads, objects
 from proxy.live import Live
-from proxy.messages import Event, Json
+from proxy.messages import Event, Json, Plan
 from proxy.record import Record
 from proxy.wire import Answer
 
@@ -26,8 +27,15 @@ class Chunked(Protocol):
     async def aclose(self) -> None: ...
 
 
-Again = Callable[[], Awaitable[Answer | None]]
-"""Asks for another answer to the same request, where one was lost to thinking; None where that cannot be had."""
+class Second(NamedTuple):
+    """Another answer to the same request, and the plan that it is to."""
+
+    answer: Answer
+    plan: Plan
+
+
+Again = Callable[[], Awaitable[Second | None]]
+"""Asks for another answer where one was lost to thinking; None where that cannot be had."""
 
 
 class Incoming:
@@ -57,6 +65,8 @@ class Incoming:
         self._held: list[Event] | None = None  # what ends the answer that may be lost
         self._error: ProxyError | None = None
         self._head: dict[str, Json] | None = None  # of the first event: those of another answer get it too
+        self._begun = False  # this answer has
+        self._id: Json = None  # of it, as the engine knows it
         self._follows = False  # on an answer that was lost
 
     @property
@@ -132,14 +142,17 @@ class Incoming:
 
     def _watch(self, event: Event) -> None:
         """What only answers need that may be followed by another, or told to come to their end."""
-        if self._head is None:
+        if not self._begun:
             told = loads(event.raw)
-            self._head = {name: told[name] for name in ("id", "created") if name in told}
+            self._begun, self._id = True, told.get("id")
+            if self._head is None:
+                self._head = {name: told[name] for name in ("id", "created") if name in told}
         if self._live is not None:
-            self._live.saw(event, self._head.get("id"))
+            self._live.saw(event, self._id)
         if self._follows:
-            body = {**loads(event.raw), **self._head}
+            body = {**loads(event.raw), **(self._head or {})}
             if event.usage is not None:  # the client pays for both
+                _drop_usage(body)
                 body["usage"] = self._record.usage_told()
             event.raw = dumps(body)
 
@@ -170,13 +183,22 @@ class Incoming:
     async def _goes_on(self, again: Again) -> bool:
         """Whether another answer comes in the place of this one."""
         self._again = None
-        answer = await again()
-        if answer is None:
+        second = await again()
+        if second is None:
+            return False
+        try:
+            stream = await streamed(second.answer, self._dialect)
+        except ProxyError as error:  # that is none; the first one was an answer all the same
+            log.warning("request %s: there is no second answer: %s", self._record.entry.request_id, error.message)
             return False
         await self._answer.aclose()
-        self._answer = await streamed(answer, self._dialect)
+        self._answer = stream
+        self._record.tried_again(second.plan)
         self._shaper.again(begun=True)
-        self._held, self._follows = None, True
+        if self._live is not None:
+            await self._live.again()
+        self._ready += [_only_thought(event) for event in self._held or () if _thinks(event)]
+        self._held, self._begun, self._follows = None, False, True
         return True
 
     def rest(self, *, broken: bool = False) -> Event:
@@ -191,6 +213,24 @@ class Incoming:
         if self._live is not None:
             await self._live.aclose()
         await self._answer.aclose()
+
+
+def _thinks(event: Event) -> bool:
+    return any(part.reasoning or part.details for part in event.parts)
+
+
+def _only_thought(event: Event) -> Event:
+    """What an event says of the thought, where it is not the end of the answer after all."""
+    body = loads(event.raw)
+    _drop_usage(body)
+    parts = [replace(part, finish=None) for part in event.parts]
+    return Event(dumps(body), parts, event.names, shaped=True)
+
+
+def _drop_usage(body: dict[str, Any]) -> None:
+    """Moonshot's stands in the choice."""
+    for place in (body, *objects(body.get("choices"))):
+        place.pop("usage", None)
 
 
 EMPTY = {"message": "the backend answered without a choice"}

@@ -67,18 +67,23 @@ class Live:
         if (self._wanted or late) and self._plan.controlled:
             self._asking = asyncio.create_task(self._ask_and_log(), name="answer now")
 
+    async def again(self) -> None:
+        """What follows is another answer to the same request, with a thought of its own."""
+        await self._stop_asking()
+        self._id, self._thinks_since, self._answers = None, None, False
+
     async def answer_now(self) -> Literal["answering", "pending"]:
         """End the thought, or, where nothing came yet, as soon as the engine has begun.
 
         Raises AlreadyAnswering where there is no thought to end, NotSupported where the engine cannot.
         """
         control, facts = self._backend.dialect.control, self._plan.facts
-        if self._answers or self._plan.effort == "none" or not facts.family.thinks:
+        if self._answers:
             raise AlreadyAnswering("the answer has begun: there is no thought to end")
         if control is None:
             raise NotSupported(f"{facts.engine} on backend {facts.backend} cannot end a thought that runs")
         if not self._plan.controlled:
-            raise NotSupported("only the thought of a streamed answer can be ended: send the request with `stream`")
+            raise AlreadyAnswering("this request is answered without a thought of any length: there is none to end")
         if self._id is None:
             self._wanted = True
             return "pending"
@@ -111,6 +116,10 @@ class Live:
     async def aclose(self) -> None:
         """The answer is over."""
         self._running.pop(self._record.entry.request_id, None)
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        await self._stop_asking()
+
+    async def _stop_asking(self) -> None:
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)

@@ -31,7 +31,7 @@ from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
 from proxy.cut import Cut
 from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping, UpstreamError, UpstreamTimeout
-from proxy.incoming import Again, Incoming, streamed
+from proxy.incoming import Again, Incoming, Second, streamed
 from proxy.live import Live
 from proxy.messages import Call, Plan, Reply
 from proxy.places import hide_password, sqlite_path
@@ -116,6 +116,13 @@ class Pipeline:
                 raise
             reply = _failed(record, Stopping(STOPPING))  # cancelled by a door, which still has to answer
         return _identified(reply, call, record)
+
+    async def explain(self, call: Call) -> Planned:
+        """The plan for a chat request, which is not sent. Raises what `handle` would answer with."""
+        caller = self._callers.of(call.headers)
+        made = await self._planner.plan(normalise.read(call.body), caller, call.headers)
+        window.check(made.plan)
+        return made
 
     def refuse(self, call: Call, error: ProxyError) -> Reply:
         """The reply to a call that a door could not take in; it has its row like any other."""
@@ -208,7 +215,7 @@ class Pipeline:
         if plan is None:
             return None
 
-        async def again() -> Answer | None:
+        async def again() -> Second | None:
             try:
                 answer = await self._sent(call, plan, made.route.backend)
             except ProxyError as error:
@@ -218,8 +225,7 @@ class Pipeline:
                 reason = refusals.error_fields(await answer.read(), answer.status)[0]
                 log.warning("request %s: there is no second answer: %s", record.entry.request_id, record.safe(reason))
                 return None
-            record.tried_again(plan)
-            return answer
+            return Second(answer, plan)
 
         return again
 
@@ -233,7 +239,7 @@ class Pipeline:
         caller = self._caller(call, record)
         live = self.running.get(request_id)
         if live is None or not live.is_of(caller):
-            raise NotFound(f"no request {request_id!r} of yours is running; its id is in the header x-request-id")
+            raise NotFound(f"no streamed answer {request_id!r} of yours runs; the id is in its header x-request-id")
         status = await live.answer_now()
         record.entry.status = 200
         record.finish("ok")

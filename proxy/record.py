@@ -181,11 +181,14 @@ class Record:
 
     def usage_told(self) -> dict[str, Any]:
         """The usage of all tries in OpenAI's shape, for a client that the engine tells nothing; what nobody reported is
-        estimated."""
+        counted or estimated, as in the row, which takes time."""
         usage = self._usage()
-        said = sum(len(fold.reasoning_text) + len(fold.visible_text) for fold in self._folds)
-        prompt = usage.prompt if usage.prompt is not None else self._prompt
-        completion = usage.completion if usage.completion is not None else tokens.estimate(said)
+        prompt, completion = usage.prompt, usage.completion
+        if prompt is None:
+            prompt = self._prompt
+        if completion is None:
+            counts = [_count(fold, fold.reported()) for fold in self._folds]
+            completion = sum(count[0] for count in counts if count is not None)
         told: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
         told["total_tokens"] = prompt + completion
         if usage.cached is not None:

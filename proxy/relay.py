@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 
@@ -43,7 +44,7 @@ class Stream:
             async for events, last in self._incoming:
                 self._ready += map(self._view.event, events)
                 if last:
-                    self._complete()
+                    await self._complete()
                     await self._record.settled()
                 if piece := self._flush():
                     yield piece
@@ -61,13 +62,13 @@ class Stream:
         ready, self._ready = self._ready, []
         return b"".join(ready)
 
-    def _complete(self) -> None:
+    async def _complete(self) -> None:
         """The row and the turns are there before `[DONE]` leaves: agents answer within milliseconds."""
         self._ready.append(self._view.rest(self._incoming.rest().parts))
         usage = None
         if self._incoming.left_early:
             self._record.left()
-            usage = self._record.usage_told()
+            usage = await asyncio.to_thread(self._record.usage_told)
         self._record.finish()
         self._ready.append(self._view.close(self._record.fold, usage))
 
@@ -125,7 +126,7 @@ async def gathered(incoming: Incoming, record: Record) -> Event:
         gather.add(incoming.rest())
         if incoming.left_early:
             record.left()
-            gather.usage = record.usage_told()
+            gather.usage = await asyncio.to_thread(record.usage_told)
     finally:
         await incoming.aclose()
     if not record.fold.choices:
@@ -139,22 +140,34 @@ async def whole(
     answer: Answer, dialect: Dialect, shaper: shape.Shaper, record: Record, *, again: Again | None = None
 ) -> Event:
     """A complete answer as one event; recorded before it leaves. Where it was lost, that of `again` comes instead."""
-    event = await _read(answer, dialect, shaper, record)
-    if again is not None and record.fold.outcome == "answer_lost" and (other := await again()) is not None:
-        shaper.again(begun=False)
-        event = await _read(other, dialect, shaper, record)
-        event.raw = dumps({**loads(event.raw), "usage": record.usage_told()})  # the client pays for both
+    event = await _read(answer, dialect)
+    _take(event, shaper, record)
+    second = await again() if again is not None and record.fold.outcome == "answer_lost" else None
+    if second is not None:
+        try:
+            other = await _read(second.answer, dialect)
+        except ProxyError as error:  # that is none; the first one was an answer all the same
+            log.warning("request %s: there is no second answer: %s", record.entry.request_id, error.message)
+        else:
+            record.tried_again(second.plan)
+            shaper.again(begun=False)
+            event = other
+            _take(event, shaper, record)
+            event.raw = dumps({**loads(event.raw), "usage": record.usage_told()})  # the client pays for both
     record.finish()
     await record.settled()
     return event
 
 
-async def _read(answer: Answer, dialect: Dialect, shaper: shape.Shaper, record: Record) -> Event:
+async def _read(answer: Answer, dialect: Dialect) -> Event:
     await refusals.expect(answer, "application/json", "text/plain")
     event = dialect.decode(await answer.read(), whole=True)
-    shaper.apply(event, whole=True)
-    record.flag("filler_echo", shaper.heard)
-    record.fold.add(event)
     if event.error is not None or not event.parts:
         raise refusals.inside(event.error or EMPTY)
     return event
+
+
+def _take(event: Event, shaper: shape.Shaper, record: Record) -> None:
+    shaper.apply(event, whole=True)
+    record.flag("filler_echo", shaper.heard)
+    record.fold.add(event)

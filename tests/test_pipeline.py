@@ -10,7 +10,8 @@ import httpx
 import pytest
 from running import events, serving, settings
 
-from proxy.testing import FakeBackend, ToolCall, answer, document, error, raw
+from proxy import measuring
+from proxy.testing import FakeBackend, Reply, Request, ToolCall, answer, document, error, raw
 from proxy.testing import events as script
 
 USER = {"role": "user", "content": "hi"}
@@ -114,7 +115,12 @@ async def test_a_backend_that_proves_slow_gets_low_effort_from_then_on():
         {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "timings": timings},
         "[DONE]",
     ]
-    async with FakeBackend(script(*lines), style="llama-server") as backend:
+
+    def answers(request: Request) -> Reply:
+        measures = request.get("max_tokens") == measuring.TOKENS  # before the first request: here it shall tell nothing
+        return error(500, "not now") if measures else script(*lines)
+
+    async with FakeBackend(rules=answers, style="llama-server") as backend:
         tables = {"local": _backend(backend.url)}
         async with serving(settings(backend.url, backends=tables)) as proxy:
             first = await proxy.chat(USER, stream=True)

@@ -184,6 +184,7 @@ def test_a_side_request_has_the_lowest_effort_and_a_cap_where_it_has_none():
     assert made.thinking_budget == 1024
     assert side(policy=Policy(default_effort="off")).effort == "low"
     assert side(policy=Policy(side_max_tokens=0)).max_tokens is None
+    assert side(max_tokens=-1).max_tokens is None, "it says that there be no limit"
 
 
 def test_a_side_request_does_not_think_where_the_template_can_be_told():

@@ -289,6 +289,20 @@ class TestTime:
                 pending.cancel()
                 assert await request.hung_up()
 
+    async def test_how_much_left_before_a_client_did_is_known(self) -> None:
+        """`writes` are the events that the client was sent, and all of them where it stayed."""
+        never = asyncio.Event()
+        async with FakeBackend(answer("a b c").hold(never, after=3), answer("a b c")) as backend:
+            async with streamed(backend) as response:
+                assert await anext(response.aiter_bytes())
+                await backend.requests[0].written(3)
+                with pytest.raises(TimeoutError):
+                    await backend.requests[0].written(4, within=0.01)
+            assert await backend.requests[0].hung_up()
+            await post(backend, STREAM)
+            assert not await backend.requests[1].hung_up()
+        assert [request.writes for request in backend.requests] == [3, 6]
+
     async def test_a_client_that_resets_is_noticed(self) -> None:
         """A reset by the client is a hang-up too."""
         async with FakeBackend(answer("a").after(60)) as backend, connection(backend) as (_, writer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -489,3 +490,81 @@ class TestManners:
         assert [chunk["choices"][0]["native_finish_reason"] for chunk in found] == [None, None, "stop", None]
         assert [bool(chunk.get("usage")) for chunk in found] == [False, False, False, True]
         assert (message["reasoning"], message["reasoning_details"][0]["text"]) == ("b", "b")
+
+
+@pytest.mark.parametrize("style", ["vllm", "sglang"])
+async def test_usage_may_be_on_every_chunk(style: str) -> None:
+    """`continuous_usage_stats` counts as the answer goes, up to what the last chunk says; only with the usage."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with FakeBackend(answer("a b", reasoning="c d e"), style=style) as backend:
+        found = await chunks(backend, STREAM | {"stream_options": options})
+        plain = await chunks(backend, STREAM | {"stream_options": options | {"include_usage": False}})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in found]
+    assert counts == sorted(counts)
+    assert {*counts} == {*range(6)}
+    assert [chunk["usage"]["prompt_tokens"] for chunk in found] == [3] * len(found)
+    assert not any("usage" in chunk for chunk in plain)
+
+
+class TestControl:
+    """llama-server ends a thought that runs, as b11549 does it."""
+
+    CONTROLLED = WITH_USAGE | {"reasoning_control": True, "timings_per_token": True}
+
+    async def told(self, backend: FakeBackend, body: dict[str, Any]) -> tuple[int, Any]:
+        """What the control answers."""
+        async with httpx.AsyncClient(timeout=5, verify=TLS) as client:
+            answer = await client.post(f"{backend.url}/chat/completions/control", json=body)
+        return answer.status_code, answer.json()
+
+    @pytest.mark.parametrize(("after", "left"), [(0, ""), (1, "one "), (3, "one two three ")])
+    async def test_the_text_follows_on_the_thought_that_is_ended(self, after: int, left: str) -> None:
+        """At once, but for the part that is due; usage and timings count what came, and the control is no chat."""
+        go, script = asyncio.Event(), answer("So it is.", reasoning="one two three four five")
+        async with FakeBackend(script.hold(go, after=after), style="llama-server") as backend:
+            running = asyncio.create_task(chunks(backend, self.CONTROLLED))
+            await (await backend.request_arrived()).written(after)
+            done = await self.told(backend, {"id": "chatcmpl-0", "action": "reasoning_end"})
+            go.set()
+            *found, end, usage = await running
+        assert done == (200, {"success": True})
+        deltas = [chunk["choices"][0]["delta"] for chunk in found]
+        assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == left
+        assert "".join(delta.get("content") or "" for delta in deltas) == "So it is."
+        assert (end["choices"][0]["finish_reason"], end["choices"][0]["delta"]) == ("stop", {})
+        assert usage["usage"]["completion_tokens"] == usage["timings"]["predicted_n"] == len(deltas) - 1
+        assert [chunk["timings"]["predicted_n"] for chunk in found] == [*range(len(deltas))]
+        assert (len(backend.requests), len(backend.others)) == (1, 1)
+
+    async def test_a_thought_that_nobody_may_end_goes_on(self) -> None:
+        """Without `reasoning_control`, with an id of another, after the end, and for an answer in one piece."""
+        go, script = asyncio.Event(), answer("So.", reasoning="one two")
+        over = {"success": False, "message": "no active completion for this id"}
+        async with FakeBackend(script.hold(go), script, script.after(go), style="llama-server") as backend:
+            running = asyncio.create_task(chunks(backend))
+            await backend.request_arrived()
+            asked = [{"id": id, "action": "reasoning_end"} for id in ("chatcmpl-0", "chatcmpl-9")]
+            first, unknown = [await self.told(backend, body) for body in asked]
+            assert first == (200, {"success": False, "message": "reasoning control not enabled for this completion"})
+            assert unknown == (200, over)
+            assert await chunks(backend, self.CONTROLLED)
+            assert await self.told(backend, {"id": "chatcmpl-1", "action": "reasoning_end"}) == (200, over)
+            whole = asyncio.create_task(post(backend, ASK | {"reasoning_control": True}))
+            await backend.request_arrived()
+            assert (await backend.request_arrived()).number == 2
+            assert await self.told(backend, {"id": "chatcmpl-2", "action": "reasoning_end"}) == (200, over)
+            go.set()
+            thought = "".join(chunk["choices"][0]["delta"].get("reasoning_content") or "" for chunk in await running)
+            assert (await whole).is_success
+        assert thought == "one two"
+
+    async def test_what_it_does_not_understand_is_a_400(self) -> None:
+        """An unknown action, and no id; another style does not know the path at all."""
+        async with FakeBackend(style="llama-server") as backend:
+            unknown, nameless = [
+                await self.told(backend, body) for body in ({"id": "x", "action": "y"}, {"action": "reasoning_end"})
+            ]
+        assert (unknown[0], unknown[1]["error"]["message"]) == (400, "unknown control action")
+        assert (nameless[0], nameless[1]["error"]["message"]) == (400, "missing completion id")
+        async with FakeBackend(style="vllm") as backend:
+            assert (await self.told(backend, {"id": "x", "action": "reasoning_end"}))[0] == 404

@@ -24,7 +24,8 @@ def floor(plan: Plan, terms: Terms) -> Plan:
     if plan.kind == "probe":
         return plan
     if asked is None:
-        least = policy.side_max_tokens if plan.kind == "side" else 0
+        said = plan.request.max_tokens_field is not None  # that there be no limit
+        least = policy.side_max_tokens if plan.kind == "side" and not said else 0
         return (
             _raised(plan, least, rule="side", reason="side", why=f"{least} tokens for a side request")
             if least

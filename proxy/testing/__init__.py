@@ -6,8 +6,10 @@
 
 Replies are values: `answer`, `events`, `raw`, `document`, `error` and `wire` make them, modifiers such as
 `.after(seconds)`, `.hold(event)`, `.first(3)`, `.then_abort()` change them. An `answer` is written as the engine named
-by `style` writes it, whole or as a stream, as the request asks. To try the proxy without a model:
-`python -m proxy.testing --style llama-server`.
+by `style` writes it, whole or as a stream, as the request asks. The `llama-server` style ends the thought of a running
+stream when it is told to, as its server does; `request.writes` tells how much left before a client did.
+
+To try the proxy without a model: `python -m proxy.testing --style llama-server`.
 """
 
 from proxy.messages import ToolCall

@@ -120,7 +120,10 @@ class FakeBackend:
             self._arrivals.put_nowait(request)
             return self.rules(request)
         self.others.append(request)
-        found = self.paths.get(request.path) or _door(self.style.unknown)
+        found = self.paths.get(request.path)
+        if found is None:
+            controlled = self.style.control(request, self.requests)
+            found = _door(self.style.unknown) if controlled is None else document(*controlled)
         return found if isinstance(found, Reply) else found(request)
 
     def _next(self, request: Request) -> Reply:
@@ -257,6 +260,7 @@ class Answer:
             data = self.packer.compress(data) + self.packer.flush(zlib.Z_SYNC_FLUSH)
         if data:
             await self.peer.write(_chunk(data) if self.chunked else data)
+            self.request.wrote()
 
     def _pack_whole(self, content: Content) -> Content:
         if not (content.whole and self.packer):

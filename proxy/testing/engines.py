@@ -6,7 +6,8 @@ gateway SMG (October 2026). Programs for the desktop and hosted services have mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import ClassVar
 from urllib.parse import parse_qs
@@ -17,9 +18,16 @@ from proxy.testing.request import Fields, Request
 from proxy.testing.services import DeepSeek, Kimi, OpenAI, OpenRouter
 from proxy.testing.styles import Said, Style, error_type
 
+CONTROL = "/v1/chat/completions/control"
+
 
 class LlamaServer(Style):
-    """llama.cpp's own server: null content first, keys in its order, `timings` unasked, no reasoning count."""
+    """llama.cpp's own server: null content first, keys in its order, `timings` unasked, no reasoning count.
+
+    With `timings_per_token` every chunk has what was counted so far. With `reasoning_control` a POST of `{"id": ...,
+    "action": "reasoning_end"}` to `/v1/chat/completions/control` ends the thought of a stream: what is left of it does
+    not leave, but for the part that was due already, and the text follows.
+    """
 
     owner = "llamacpp"
     headers: ClassVar[dict[str, str]] = {"server": "llama.cpp"}
@@ -33,6 +41,41 @@ class LlamaServer(Style):
     def whole(self, said: Said, request: Request) -> Fields:
         """With timings."""
         return super().whole(said, request) | {"timings": self.timings(said, request)}
+
+    def stream(self, said: Said, request: Request) -> Iterator[Fields]:
+        """Made while it leaves: the thought may be ended, and is counted as far as it came."""
+        counts = bool(request.get("timings_per_token"))
+        thought, rest = list[str](), replace(said, reasoning=None)
+        for sent, delta in enumerate(self._as_it_comes(rest, thought, said, request)):
+            chunk = self.chunk(request, [self.choice(delta)])
+            yield chunk | ({"timings": self.timings(said, request, sent)} if counts else {})
+        came = None if said.reasoning is None else "".join(thought)
+        yield from self.finish(replace(said, reasoning=came), request, self.closing)
+
+    def _as_it_comes(self, rest: Said, thought: list[str], said: Said, request: Request) -> Iterator[Fields]:
+        yield self.opening
+        for part in self.thoughts(said):
+            if request.thought_ended:
+                break
+            thought.append(part)
+            yield {said.field or self.field: part}
+        yield from self.deltas(rest, request)
+
+    def control(self, request: Request, chats: Sequence[Request]) -> tuple[Json, int] | None:
+        """Ends the thought of a running stream that allowed it; the status is 200 either way."""
+        if (request.method, request.path) != ("POST", CONTROL):
+            return None
+        id = request.get("id")
+        if not id or request.get("action") != "reasoning_end":
+            return self.error(400, "unknown control action" if id else "missing completion id"), 400
+        running = (chat for chat in chats if chat.get("stream") and not chat.over.is_set())
+        chat = next((chat for chat in running if self.head(chat, "")["id"] == id), None)
+        if chat is None:
+            return {"success": False, "message": "no active completion for this id"}, 200
+        if chat.get("reasoning_control") is not True:
+            return {"success": False, "message": "reasoning control not enabled for this completion"}, 200
+        chat.thought_ended = True
+        return {"success": True}, 200
 
     def finish(self, said: Said, request: Request, last: Fields) -> list[Fields]:
         """The timings are in the last chunk, whichever it is."""
@@ -64,9 +107,11 @@ class LlamaServer(Style):
         """No count of the thought."""
         return {"prompt_tokens_details": {"cached_tokens": 0}}
 
-    def timings(self, said: Said, request: Request) -> Fields:
-        """100 tokens a second in, 10 out, in agreement with the usage."""
+    def timings(self, said: Said, request: Request, sent: int | None = None) -> Fields:
+        """100 tokens a second in, 10 out, in agreement with the usage; `sent` is how many deltas came so far."""
         usage = self.usage(said, request)
+        if sent is not None:
+            usage = usage | {"completion_tokens": sent}
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         read, written = usage.get("prompt_tokens", 0) - cached, usage.get("completion_tokens", 0)
         return {
@@ -158,9 +203,8 @@ class Vllm(Style):
     def stream(self, said: Said, request: Request) -> Iterator[Fields]:
         """The last delta comes with the finish reason."""
         *deltas, last = self.open(list(self.deltas(said, request)) or [{"content": ""}])
-        for delta in deltas:
-            yield self.chunk(request, [self.choice(delta)])
-        yield from self.finish(said, request, last)
+        chunks = [self.chunk(request, [self.choice(delta)]) for delta in deltas]
+        return _counted([*chunks, *self.finish(said, request, last)], self.usage(said, request), request)
 
     def thoughts(self, said: Said) -> list[str]:
         """A thought begins with an empty part."""
@@ -189,6 +233,17 @@ class Vllm(Style):
         return {"root": model, "max_model_len": context}
 
 
+def _counted(chunks: Iterable[Fields], usage: Fields, request: Request) -> Iterator[Fields]:
+    """With `continuous_usage_stats` every chunk has the usage so far; a delta that says something is a token."""
+    wanted = request.include_usage and request.body["stream_options"].get("continuous_usage_stats") is True
+    prompt, completion = usage.get("prompt_tokens", 0), 0
+    for chunk in chunks:
+        deltas = (choice["delta"] for choice in chunk["choices"])
+        completion += sum(any(value for name, value in delta.items() if name != "role") for delta in deltas)
+        so_far = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        yield {"usage": so_far, **chunk} if wanted and usage else chunk
+
+
 class SGLang(Style):
     """SGLang: a null beside everything, call ids and names repeated as null, its own place for reasoning tokens."""
 
@@ -199,6 +254,10 @@ class SGLang(Style):
     closing: ClassVar[Fields] = {"reasoning_content": None}
     beside_text: ClassVar[Fields] = {"reasoning_content": None}
     beside_finish: ClassVar[Fields] = {"matched_stop": None}
+
+    def stream(self, said: Said, request: Request) -> Iterator[Fields]:
+        """With the usage so far, where it was asked for."""
+        return _counted(super().stream(said, request), self.usage(said, request), request)
 
     def message(self, said: Said, request: Request) -> Fields:
         """What is unset is null."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from proxy.messages import Json, ToolCall
@@ -19,10 +20,10 @@ SSE = "text/event-stream"
 
 
 class Content(NamedTuple):
-    """The body of an answer. A `whole` one tells its length beforehand, another is sent in chunks."""
+    """The body of an answer. A `whole` one tells its length beforehand, another leaves in chunks as they are made."""
 
     type: str
-    steps: Sequence[Step]
+    steps: Iterable[Step]
     whole: bool = False
 
 
@@ -115,7 +116,7 @@ def answer(
         if not request.get("stream"):
             return _document(style.whole(said, request), style.before_whole)
         before = [style.before_stream] if style.before_stream else []
-        return Content(SSE, [*before, *map(_event, style.stream(said, request)), _event("[DONE]")])
+        return Content(SSE, chain(before, map(_event, style.stream(said, request)), [_event("[DONE]")]))
 
     return Reply(content, gap=gap)
 

@@ -19,6 +19,8 @@ class Request:
     """One request as it arrived. Names of headers are in lower case; `raw` is the body, byte for byte.
 
     `number` counts the chat requests from 0. `closed_by_peer` is certain when the exchange is over: see `hung_up`.
+    `writes` of the answer's body have left, each an event of a stream. `thought_ended`: another request came and ended
+    the thought of this one.
     """
 
     method: str
@@ -28,7 +30,10 @@ class Request:
     raw: bytes
     number: int = 0
     closed_by_peer: bool = False
+    writes: int = 0
+    thought_ended: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    _more: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
     @cached_property
     def body(self) -> Json:
@@ -52,6 +57,18 @@ class Request:
         """Whether a stream shall end with a usage chunk."""
         options = self.get("stream_options")
         return isinstance(options, dict) and bool(options.get("include_usage"))
+
+    def wrote(self) -> None:
+        """One more write has left."""
+        self.writes += 1
+        self._more.set()
+        self._more = asyncio.Event()
+
+    async def written(self, writes: int, within: float = 5.0) -> None:
+        """Wait until so many writes have left."""
+        async with asyncio.timeout(within):
+            while self.writes < writes:
+                await self._more.wait()
 
     async def hung_up(self, within: float = 5.0) -> bool:
         """Wait until the exchange is over; true if the peer left before the answer was complete."""

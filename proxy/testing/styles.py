@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -167,6 +167,10 @@ class Style:
             "/v1/models": {"object": "list", "data": [entry]},
             f"/v1/models/{model}": entry,
         }
+
+    def control(self, request: Request, chats: Sequence[Request]) -> tuple[Json, int] | None:
+        """What a path answers that changes a running chat; None where this is no such path."""
+        return None
 
     def about(self, model: str, context: int) -> Fields:
         """What the list of models says of one beside its name."""
