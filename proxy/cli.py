@@ -119,7 +119,14 @@ def demo(keep: bool, model: Path | None) -> None:
 @click.option("--since", metavar="TIME", help="From this time on: 2026-11-01, 2026-11, today, 7d, 24h.")
 @click.option("--until", metavar="TIME", help="Up to this time; a day or month counts to its end.")
 @click.option("--by", type=click.Choice(BY), default="model", show_default=True, help="One row for each.")
-@click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(FORMATS),
+    default="table",
+    show_default=True,
+    help="How rows are written.",
+)
 def report(config: Path | None, ledger: str | None, since: str | None, until: str | None, by: str, style: str) -> None:
     """Say what was thought, what was said and what it cost.
 
@@ -180,6 +187,49 @@ def doctor(
     sys.exit(1 if any(each.hurts for each in found) else 0)
 
 
+@main.command()
+@click.argument("request", metavar="REQUEST.json")
+@options.config
+@click.option("--client", metavar="NAME", help="Ask as this client of the settings.  [default: the first]")
+@click.option(
+    "--header",
+    "lines",
+    multiple=True,
+    metavar="'NAME: VALUE'",
+    help="A header of the request, for rules and to tell user and conversation; may be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def explain(request: str, config: Path | None, client: str | None, lines: tuple[str, ...], as_json: bool) -> None:
+    """Print the plan for a chat request, which is not sent.
+
+    REQUEST.json has the body of a chat completion request; - reads it from stdin. Shown are the decisions with their
+    reasons, the turns whose thoughts go back, and the body as it would go upstream. Backends are asked what they are,
+    but generate nothing, and the store is only read.
+
+    Exit code 0: it would be sent; 1: it would be refused; 2: the settings or options are wrong.
+
+    \b
+    Example:
+      reasoning-proxy explain request.json --client openwebui
+    """
+    import asyncio
+
+    from proxy import explain as explaining
+    from proxy.config import load
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    headers = dict(map(_header, lines))
+    if client is not None and "authorization" in headers:
+        raise click.UsageError("--client and the header authorization both say who asks; one is enough")
+    settings = load(config)
+    body = _content(request)
+    headers = explaining.as_client(settings, client, headers, say)
+    made = asyncio.run(explaining.run(settings, body, headers, say))
+    click.echo(explaining.document(made) if as_json else explaining.text(made))
+
+
 @main.group()
 def config() -> None:
     """Check or show the settings.
@@ -226,6 +276,24 @@ def show(config: Path | None) -> None:
 def _needs_backend(backend: str | None, engine: str | None, family: str | None) -> None:
     if backend is None and (engine is not None or family is not None):
         raise click.UsageError("--engine and --family say what --backend URL is; the URL is missing")
+
+
+def _header(line: str) -> tuple[str, str]:
+    """Its lower-case name, and its value."""
+    name, colon, value = line.partition(":")
+    if not colon or not name.strip():
+        raise click.UsageError(f"--header {line!r} is none; it looks like --header 'x-session-id: 42'")
+    return name.strip().lower(), value.strip()
+
+
+def _content(name: str) -> bytes:
+    """That of a file, or of stdin."""
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        what = "give the file of a chat completion request's body, or - for stdin"
+        raise click.UsageError(f"{name!r} cannot be read ({reason}); {what}") from None
 
 
 def _given(**options: object) -> dict[str, object]:

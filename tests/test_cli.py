@@ -220,7 +220,7 @@ def test_help(path: tuple[str, ...], command: click.Command) -> None:
     """Every command explains itself and every option, with an example that click itself can read."""
     result = run(*path, "--help")
     assert result.exit_code == 0
-    assert all(getattr(option, "help", None) for option in command.params if option.name != "style")
+    assert all(getattr(option, "help", None) for option in command.params if isinstance(option, click.Option))
     [example] = [line.strip() for line in result.stdout.split("Example:\n")[1].split("\n\n")[0].splitlines()]
     words = example.split()
     words = words[words.index("reasoning-proxy") + 1 :]

@@ -103,6 +103,9 @@ def test_two_caps_become_one():
     body = sent("vllm", max_tokens=9000, max_completion_tokens=8000)
     assert body["max_completion_tokens"] == 8000
     assert "max_tokens" not in body
+    for engine, left in (("kimi", {}), ("llama-server", {"max_completion_tokens": -1})):
+        body = sent(engine, max_completion_tokens=-1, max_tokens=9)
+        assert {name: body[name] for name in ("max_completion_tokens", "max_tokens") if name in body} == left, engine
 
 
 def test_usage_is_asked_for_in_streams():

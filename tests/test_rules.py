@@ -276,8 +276,8 @@ def test_stop_strings_are_the_proxys_where_the_model_may_think():
     made = decided({}, stop=["a", "b"])
     assert (made.stops, made.fields, made.streamed) == (("a", "b"), {"stop": None}, True)
     assert decided({}, stop="a").stops == ("a",)
-    for said in ({"stop": []}, {"stop": ""}, {"stop": None}, {"stop": ["a", 1]}, {"stop": 5}):
-        assert (decided({}, **said).stops, decided({}, **said).fields) == ((), {}), said
+    for odd in ([], "", None, ["a", 1], 5):
+        assert (decided({}, stop=odd).stops, decided({}, stop=odd).fields) == ((), {}), odd
 
 
 def test_stop_strings_stay_where_there_is_no_thought():

@@ -227,8 +227,9 @@ class Dialect:
         """One cap under one name: never two values."""
         came = plan.request.max_tokens_field
         if plan.max_tokens is None:
-            if not self.takes_unlimited:
-                fields.pop(came or "", None)
+            for name in CAP_FIELDS if came is not None else ():  # the first that counts says that there be no limit
+                if name != came or not self.takes_unlimited:
+                    fields.pop(name, None)
             return
         name = came if came in self.cap_fields else self.cap_fields[0]
         if came != name or plan.max_tokens != plan.request.max_tokens:
