@@ -1,8 +1,20 @@
-"""What the response headers tell about the decisions. The names are public, see the README."""
+"""Headers: those that tell about the decisions, whose names are public (see the README), and those that pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from proxy.messages import Plan
+
+_HOP_BY_HOP = frozenset(
+    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"}
+    | {"upgrade", "content-length", "content-type", "x-request-id"}
+)
+"""Headers of one connection, and those that are written anew for the next."""
+_NOT_FORWARDED = _HOP_BY_HOP | {"host", "accept-encoding", "expect", "cookie", "origin", "referer"}
+"""A browser's cookies and origin belong to the proxy's own host."""
+_NOT_RETURNED = _HOP_BY_HOP | {"content-encoding", "server", "date", "set-cookie", "cache-control"}
+_NOT_RETURNED |= {"access-control-allow-origin", "x-accel-buffering", "x-should-retry"}
 
 
 def of_plan(plan: Plan) -> list[tuple[str, str]]:
@@ -42,3 +54,25 @@ def _with_reason(value: object, *, reason: str | None) -> str:
 def _safe(value: str) -> str:
     """A header value cannot hold control characters or text beyond Latin-1."""
     return "".join(char if " " <= char <= "~" else "?" for char in value)
+
+
+def upstream(incoming: Mapping[str, str]) -> dict[str, str]:
+    """What a backend is sent: the client's own headers, less those of the connection and of the browser."""
+    kept = {
+        name: value
+        for name, value in incoming.items()
+        if name not in _NOT_FORWARDED and not name.startswith(("x-proxy-", "sec-"))
+    }
+    return {**kept, "accept-encoding": "identity", "content-type": "application/json"}
+
+
+def returned(found: Mapping[str, str], safe: Callable[[str], str]) -> list[tuple[str, str]]:
+    """A backend's headers that mean something to the client, such as rate limits and trace ids.
+
+    `safe` hides keys in their values.
+    """
+    return [
+        (name, safe(value))
+        for name, value in found.items()
+        if name.lower() not in _NOT_RETURNED and not name.lower().startswith("x-proxy-") and value.isprintable()
+    ]

@@ -6,9 +6,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 from urllib.parse import unquote
 
 import msgspec
@@ -18,6 +16,7 @@ from proxy import (
     families,
     headers,
     measuring,
+    models,
     normalise,
     policy,
     refusals,
@@ -30,7 +29,7 @@ from proxy import (
 from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
 from proxy.cut import Cut
-from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping, UpstreamError, UpstreamTimeout
+from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping
 from proxy.incoming import Again, Incoming, Second, streamed
 from proxy.live import Live
 from proxy.messages import Call, Plan, Reply
@@ -44,19 +43,8 @@ log = logging.getLogger(__name__)
 
 _CHAT = "/chat/completions"
 _ANSWER_NOW = re.compile(rf"{_CHAT}/([^/]+)/answer-now")
-_HOP_BY_HOP = frozenset(
-    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"}
-    | {"upgrade", "content-length", "content-type", "x-request-id"}
-)
-"""Headers of one connection, and those that are written anew for the next."""
-_NOT_FORWARDED = _HOP_BY_HOP | {"host", "accept-encoding", "expect", "cookie", "origin", "referer"}
-"""A browser's cookies and origin belong to the proxy's own host."""
-_NOT_RETURNED = _HOP_BY_HOP | {"content-encoding", "server", "date", "set-cookie", "cache-control"}
-_NOT_RETURNED |= {"access-control-allow-origin", "x-accel-buffering", "x-should-retry"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STOPPING = "the proxy is shutting down; send the request again later"
-MODELS_SECONDS = 10.0
-"""How long a list of models may take; it is asked of every backend."""
 
 
 class Pipeline:
@@ -165,7 +153,7 @@ class Pipeline:
             answer = await self._sent(call, made.plan, made.route.backend)
 
         record.answered(answer.status)
-        told = _returned(answer.headers, record)
+        told = headers.returned(answer.headers, record.safe)
         if answer.status >= 400:
             more, error = await refusals.refused(answer, record)
             return Reply(answer.status, told + headers.of_plan(made.plan) + more, error)
@@ -204,7 +192,7 @@ class Pipeline:
         """The answer as it comes, and as one whose thought can be ended."""
         backend, seconds = made.route.backend, self.settings.policy.thinking_seconds
         stream = await streamed(answer, backend.dialect)
-        sent = _upstream_headers(call.headers)
+        sent = headers.upstream(call.headers)
         live = Live(self.running, made, record, caller=caller, headers=sent, seconds=seconds)
         again = self._again(call, made, record)
         return Incoming(stream, backend.dialect, self._hearing(made), record, live=live, again=again)
@@ -232,7 +220,7 @@ class Pipeline:
     async def _sent(self, call: Call, plan: Plan, backend: Backend) -> Answer:
         body = backend.dialect.encode(plan)
         await backend.give_way()
-        return await backend.send("POST", _CHAT, _upstream_headers(call.headers), body, query=call.query)
+        return await backend.send("POST", _CHAT, headers.upstream(call.headers), body, query=call.query)
 
     async def _answer_now(self, call: Call, request_id: str, record: Record) -> Reply:
         """End the thought of a running request of the same caller."""
@@ -253,21 +241,7 @@ class Pipeline:
     async def _models(self, call: Call, name: str, record: Record) -> Reply:
         """All models, or the one of this name."""
         self._caller(call, record)
-        rows = {
-            name: _model_row(name, alias.backend or "reasoning-proxy") for name, alias in self.settings.models.items()
-        }
-        trouble: ProxyError | None = None
-        for backend in self.backends.by_name.values():
-            try:
-                served = await self._served(backend, call.headers)
-            except ProxyError as error:
-                log.warning("%s", record.safe(error.message))
-                trouble = error
-                served = [_model_row(name, backend.name) for name in backend.models]
-            for row in served:
-                rows.setdefault(row["id"], row)
-        if trouble and not rows:
-            raise trouble
+        rows = await models.listed(self.settings, self.backends, call.headers, record.safe)
         record.entry.status = 200
         if name and name not in rows:
             raise ModelNotFound(f"there is no model {name!r} here; GET /v1/models lists them", param="model")
@@ -275,31 +249,12 @@ class Pipeline:
         found = rows[name] if name else {"object": "list", "data": list(rows.values())}
         return Reply(200, [relay.JSON], msgspec.json.encode(found))
 
-    async def _served(self, backend: Backend, incoming: Mapping[str, str]) -> list[dict[str, Any]]:
-        """What a backend serves: configured names, else its own list, asked with the caller's key if need be."""
-        if backend.settings.models:
-            return [_model_row(name, backend.name) for name in backend.settings.models]
-        try:
-            async with asyncio.timeout(MODELS_SECONDS):
-                answer = await backend.send("GET", "/models", _upstream_headers(incoming), b"")
-                body = await answer.read()
-        except TimeoutError:
-            raise UpstreamTimeout(f"backend {backend.name} does not tell its models") from None
-        if answer.status != 200:
-            reason = refusals.error_fields(body, answer.status)[0]
-            raise UpstreamError(f"backend {backend.name} does not tell its models: {reason}")
-        try:
-            rows = msgspec.json.decode(body)["data"]
-            return [row for row in rows if isinstance(row["id"], str)]
-        except (msgspec.DecodeError, LookupError, TypeError, RecursionError):
-            raise UpstreamError(f"backend {backend.name} sent a list of models that cannot be read") from None
-
     async def _pass_through(self, call: Call, record: Record) -> Reply:
         """Any other path of the API: unchanged, streamed, and with a row of its own."""
         self._caller(call, record)
         backend = await self._backend_for(call.body, record)
         record.entry.backend, record.entry.engine = backend.name, backend.engine
-        sent = _upstream_headers(call.headers)
+        sent = headers.upstream(call.headers)
         for name in ("accept-encoding", "content-type"):
             if name in call.headers:
                 sent[name] = call.headers[name]
@@ -307,7 +262,7 @@ class Pipeline:
         await backend.give_way()
         answer = await backend.send(call.method, call.path.removeprefix("/v1"), sent, call.body, query=call.query)
         record.answered(answer.status)
-        told = [("x-proxy-backend", backend.name), *_returned(answer.headers, record)]
+        told = [("x-proxy-backend", backend.name), *headers.returned(answer.headers, record.safe)]
         if answer.status >= 400:
             more, error = await refusals.refused_raw(answer, record)
             return Reply(answer.status, told + more, error)
@@ -364,28 +319,5 @@ def _identified(reply: Reply, call: Call, record: Record) -> Reply:
     return reply
 
 
-def _upstream_headers(incoming: Mapping[str, str]) -> dict[str, str]:
-    """What a backend is sent: the client's own headers, less those of the connection and of the browser."""
-    kept = {
-        name: value
-        for name, value in incoming.items()
-        if name not in _NOT_FORWARDED and not name.startswith(("x-proxy-", "sec-"))
-    }
-    return {**kept, "accept-encoding": "identity", "content-type": "application/json"}
-
-
-def _returned(found: Mapping[str, str], record: Record) -> list[tuple[str, str]]:
-    """A backend's headers that mean something to the client, such as rate limits and trace ids."""
-    return [
-        (name, record.safe(value))
-        for name, value in found.items()
-        if name.lower() not in _NOT_RETURNED and not name.lower().startswith("x-proxy-") and value.isprintable()
-    ]
-
-
 def _call_id() -> str:
     return "call_" + os.urandom(12).hex()
-
-
-def _model_row(name: str, backend: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": backend}

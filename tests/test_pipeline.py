@@ -634,7 +634,7 @@ async def test_a_look_that_fails_does_not_forget_what_was_known(monkeypatch, eng
 
 async def test_a_list_of_models_that_takes_too_long_is_let_go(monkeypatch):
     """The menu of a front end does not hang with one backend, nor does the connection stay."""
-    monkeypatch.setattr("proxy.pipeline.MODELS_SECONDS", 0.2)
+    monkeypatch.setattr("proxy.models.SECONDS", 0.2)
     stuck = raw(b'{"data": [', headers={"content-type": "application/json"}).then_stall()
     async with FakeBackend(THOUGHT, paths={"/v1/models": stuck}) as backend:
         tables = {"backends": {"local": {"url": backend.url, "engine": "kimi"}}}
