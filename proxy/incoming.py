@@ -68,11 +68,12 @@ class Incoming:
         self._begun = False  # this answer has
         self._id: Json = None  # of it, as the engine knows it
         self._follows = False  # on an answer that was lost
+        self._watches = live is not None or again is not None
 
     @property
     def left_early(self) -> bool:
         """The visible text ended here, and the engine was left before it had told what it spent."""
-        return self._shaper.over
+        return self._shaper.cuts and self._shaper.over
 
     @property
     def is_finished(self) -> bool:
@@ -83,10 +84,19 @@ class Incoming:
     async def __aiter__(self) -> AsyncIterator[tuple[list[Event], bool]]:
         """(events, whether these are the last) for each read that brought any, and at the end."""
         while True:
-            async for _ in self._read():
-                if self._ready:
-                    yield self._taken(), False
-            if self._shaper.over:
+            codec, over = sse.Decoder(), False
+            try:
+                async for data in self._answer.chunks():
+                    if over := self._take(codec.feed(data)):
+                        break
+                    if self._ready:
+                        yield self._taken(), False
+                if not over and not self._take(codec.end()) and not self.is_finished:
+                    raise UpstreamError("the backend ended the stream in the middle of the answer")
+            except ProxyError as error:
+                if not self.is_finished:  # else all was said: only the end of the connection is missing
+                    self._error = error
+            if self.left_early:
                 await self._answer.aclose()
             if self._again is None or not self._is_lost:
                 break
@@ -98,20 +108,6 @@ class Incoming:
         yield self._taken(), self._error is None
         if self._error is not None:
             raise self._error
-
-    async def _read(self) -> AsyncIterator[None]:
-        """One answer to its end; steps after each read that is not the last."""
-        codec = sse.Decoder()
-        try:
-            async for data in self._answer.chunks():
-                if self._take(codec.feed(data)):
-                    return
-                yield
-            if not self._take(codec.end()) and not self.is_finished:
-                raise UpstreamError("the backend ended the stream in the middle of the answer")
-        except ProxyError as error:
-            if not self.is_finished:  # else all was said: only the end of the connection is missing
-                self._error = error
 
     def _taken(self) -> list[Event]:
         ready, self._ready = self._ready, []
@@ -135,10 +131,13 @@ class Incoming:
             if event.error is not None:
                 self._error = refusals.inside(event.error)
                 return True
-            if self._live is not None or self._again is not None or self._follows:
+            if self._watches:
                 self._watch(event)
-            self._put(event)
-        return self._shaper.over
+            if self._again is None and self._held is None:
+                self._ready.append(event)
+            else:
+                self._put(event)
+        return self._shaper.cuts and self._shaper.over
 
     def _watch(self, event: Event) -> None:
         """What only answers need that may be followed by another, or told to come to their end."""
@@ -149,6 +148,7 @@ class Incoming:
                 self._head = {name: told[name] for name in ("id", "created") if name in told}
         if self._live is not None:
             self._live.saw(event, self._id)
+        self._watches = self._follows or self._again is not None or (self._live is not None and not self._live.answers)
         if self._follows:
             body = {**loads(event.raw), **(self._head or {})}
             if event.usage is not None:  # the client pays for both
@@ -198,7 +198,7 @@ class Incoming:
         if self._live is not None:
             await self._live.again()
         self._ready += [_only_thought(event) for event in self._held or () if _thinks(event)]
-        self._held, self._begun, self._follows = None, False, True
+        self._held, self._begun, self._follows, self._watches = None, False, True, True
         return True
 
     def rest(self, *, broken: bool = False) -> Event:

@@ -42,7 +42,8 @@ class Live:
         self._seconds = seconds
         self._id: Json = None  # the engine's own, once it is there
         self._thinks_since: float | None = None
-        self._answers = False
+        self.answers = False
+        """It has no thought that could be ended any more."""
         self._wanted = False
         self._asking: asyncio.Task[None] | None = None
         running[record.entry.request_id] = self
@@ -55,12 +56,14 @@ class Live:
     def saw(self, event: Event, answer_id: Json) -> None:
         """The next event of the answer."""
         self._id = answer_id
+        if self.answers:
+            return
         for part in event.parts:
             if part.text or part.calls or part.finish:
-                self._answers = True
+                self.answers = True
             elif part.reasoning and self._thinks_since is None:
                 self._thinks_since = time.monotonic()
-        if self._answers or self._asking is not None:
+        if self.answers or self._asking is not None:
             return
         since = self._thinks_since
         late = self._seconds and since is not None and time.monotonic() - since >= self._seconds
@@ -70,7 +73,7 @@ class Live:
     async def again(self) -> None:
         """What follows is another answer to the same request, with a thought of its own."""
         await self._stop_asking()
-        self._id, self._thinks_since, self._answers = None, None, False
+        self._id, self._thinks_since, self.answers = None, None, False
 
     async def answer_now(self) -> Literal["answering", "pending"]:
         """End the thought, or, where nothing came yet, as soon as the engine has begun.
@@ -78,7 +81,7 @@ class Live:
         Raises AlreadyAnswering where there is no thought to end, NotSupported where the engine cannot.
         """
         control, facts = self._backend.dialect.control, self._plan.facts
-        if self._answers:
+        if self.answers:
             raise AlreadyAnswering("the answer has begun: there is no thought to end")
         if control is None:
             raise NotSupported(f"{facts.engine} on backend {facts.backend} cannot end a thought that runs")

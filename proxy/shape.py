@@ -46,6 +46,8 @@ class Shaper:
         tags = "off" if settings.tags == "auto" and not family.thinks else settings.tags
         self._new: Callable[[], _Choice] = lambda: _Choice(tags, family, filler, new_id, cut() if cut else None)
         self._count = choices
+        self.cuts = cut is not None
+        """A text may be ended here."""
         self._choices: dict[int, _Choice] = {}
 
     @property
