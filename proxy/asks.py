@@ -47,6 +47,13 @@ def contradicted(fields: Values, options: Values) -> tuple[str, ...]:
     return tuple(where for where in places if not where.startswith("chat_template_kwargs."))
 
 
+def repeated(fields: Values, options: Values) -> tuple[str, ...]:
+    """The further places, beside the template options, where the word that counts is said once more."""
+    said = list(_efforts(fields, options))
+    places = (ask.where for ask in said[1:] if ask.word == said[0].word)
+    return tuple(where for where in places if not where.startswith("chat_template_kwargs."))
+
+
 def _efforts(fields: Values, options: Values) -> Iterator[Ask]:
     """Template options first, as engines read them."""
     for name in ("thinking_effort", "reasoning_effort"):

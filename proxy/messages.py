@@ -112,6 +112,7 @@ class ChatRequest:
     max_tokens_field: str | None = None
     effort: Ask | None = None
     contradicted: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
     switched_on: str | None = None
     budget: Budget | None = None
     keeps_all: bool = False

@@ -50,6 +50,7 @@ def read(body: bytes) -> ChatRequest:
         max_tokens_field=cap_field,
         effort=asks.effort(said, chosen),
         contradicted=asks.contradicted(said, chosen),
+        repeated=asks.repeated(said, chosen),
         switched_on=asks.switched_on(said, chosen),
         budget=asks.budget(said),
         keeps_all=asks.keeps_all(said),

@@ -746,9 +746,10 @@ def _efforts_hold(made: explain.Explained, raw: bytes) -> None:
     fields = table(raw)
     if not plan.facts.takes_options or (ask is not None and ask.where.startswith("chat_template_kwargs")):
         fields.pop("chat_template_kwargs", None)  # a client's own stay there, whoever reads them
-    again = normalise.read(splice(fields)).effort
-    if again is not None and plan.effort is not None:
-        assert again.word == plan.effort
+    again = normalise.read(splice(fields))
+    if again.effort is not None and plan.effort is not None:
+        assert again.effort.word == plan.effort
+        assert not again.contradicted or DIALECTS[plan.facts.engine].effort_places is None
 
 
 def _budgets_hold(request: Mapping[str, Any], upstream: Mapping[str, Any]) -> None:

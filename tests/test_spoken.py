@@ -321,4 +321,13 @@ def test_whatever_is_said_becomes_a_body_or_a_clear_refusal(engine, family, fiel
         body = sent(engine, family, {"default_effort": "low"}, **fields, chat_template_kwargs=options)
     except InvalidRequest:
         return
-    assert body.get("chat_template_kwargs", {}).items() >= options.items()
+    said = {name: value for name, value in options.items() if value is not None}  # null says nothing
+    assert body.get("chat_template_kwargs", {}).items() >= said.items()
+
+
+def test_a_word_that_is_said_twice_is_fitted_twice():
+    """Kimi K3 knows no medium, wherever it stands; both places say one word in the end."""
+    said = {"reasoning_effort": "medium", "thinking": {"effort": "medium"}}
+    assert sent("kimi", "kimi-k3", **said) == {"reasoning_effort": "high"}
+    said = {"reasoning_effort": "low", "thinking": {"effort": "low"}}
+    assert sent("kimi", "kimi-k3", **said) == said, "what is understood as it is stays"

@@ -254,6 +254,8 @@ class Dialect:
                 _OPTIONS
             ):  # a client's own template options stay, wherever they go
                 forget(fields, ask.where)
+            for where in plan.request.repeated if self.effort_places is not None else ():
+                forget(fields, where)
         if plan.effort == "none":
             self._switch_off(fields, plan)
             return
