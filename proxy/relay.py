@@ -126,6 +126,7 @@ async def gathered(incoming: Incoming, record: Record) -> Event:
         gather.add(incoming.rest())
         if incoming.left_early:
             record.left()
+        if gather.usage is None:  # a whole answer has one
             gather.usage = await asyncio.to_thread(record.usage_told)
     finally:
         await incoming.aclose()

@@ -136,6 +136,14 @@ async def test_an_answer_without_the_string_is_whole(stream):
     assert not backend.requests[0].closed_by_peer
 
 
+async def test_a_whole_answer_has_a_usage_though_the_stream_behind_it_had_none():
+    """Agents read it without asking whether it is there."""
+    lines = (chunk(delta(content="One two.")), chunk(delta(finish="stop")), "[DONE]")
+    async with FakeBackend(script(*lines)) as backend, serving(settings(backend.url)) as proxy:
+        said = Said((await proxy.chat(USER, stop="STOP")).text)
+    assert said.usages[0]["completion_tokens"] == tokens.count("One two.")
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_engine_may_still_look_for_stop_strings(stream):
     """`policy.stop = "backend"`, and a model that does not think: `stop` goes on as it came."""
