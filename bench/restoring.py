@@ -97,7 +97,9 @@ class Prepared:
         return made
 
     def _decided(self, plan: Plan, known: Any) -> Plan:
-        return policy.decide(history.restore(plan, known, history.Restoring(), answer=5000), policy.Terms(policy.Policy()))
+        return policy.decide(
+            history.restore(plan, known, history.Restoring(), answer=5000), policy.Terms(policy.Policy())
+        )
 
     def _timed(self, name: str, step: Callable[[], Any]) -> Any:
         started = time.process_time()
