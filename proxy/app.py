@@ -20,8 +20,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy import __version__, config
+from proxy.doors import Call, Reply
 from proxy.errors import BodyTooLarge, NotFound, ProxyError, Stopping
-from proxy.messages import Call, Reply
 from proxy.pipeline import STOPPING, Pipeline
 
 log = logging.getLogger(__name__)

@@ -194,6 +194,7 @@ class Backend:
             refuses_overflow=dialect.refuses_overflow,
             refuses_missing=dialect.refuses_missing,
             has_control=dialect.control is not None,
+            whole_only=dialect.whole_only,
         )
 
     @property

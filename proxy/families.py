@@ -14,7 +14,7 @@ from annotated_types import Ge, MinLen
 from pydantic import ValidationError, field_validator
 
 from proxy.errors import ConfigError
-from proxy.section import Section
+from proxy.section import Section, check_pattern
 
 Words = tuple[str, ...]
 HistoryRule = Literal["all", "tools", "current", "never"]
@@ -60,10 +60,7 @@ class Family(Section):
     @classmethod
     def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except (re.error, OverflowError, RecursionError) as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+            check_pattern(pattern)
         return patterns
 
     @field_validator("sampling", "agentic")

@@ -29,6 +29,7 @@ class Choice:
     calls: list[Call] = field(default_factory=list)
     details: list[dict[str, Json]] = field(default_factory=list)
     finish: str | None = None
+    other: bool = False
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -67,6 +68,8 @@ class Fold:
                 _add_details(choice.details, entry)
             if part.finish:
                 choice.finish = part.finish
+            if part.other:
+                choice.other = True
         if not event.names <= self.names:
             self.names |= event.names
         if event.usage is not None:
@@ -103,7 +106,8 @@ class Fold:
         """`ok`, `length` or `answer_lost` of an answer that came to its end."""
         shown = [choice for choice in self.choices.values() if choice.shows]
         if not shown and any(choice.reasoning for choice in self.choices.values()):
-            return "answer_lost"
+            kept = any(choice.other or choice.finish == "content_filter" for choice in self.choices.values())
+            return "ok" if kept else "answer_lost"
         return "length" if any(choice.finish == "length" for choice in shown) else "ok"
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 from proxy.dialects import reading
 from proxy.fold import Choice, Fold, finish_of
 from proxy.jsons import dumps, has_escaped_surrogates, healed, loads
-from proxy.messages import REASONING_FIELDS, Event, Json, Part, ToolCall
+from proxy.messages import REASONING_FIELDS, Event, Json, ToolCall
 from proxy.normalise import details_text
 
 _NOT_TOP = frozenset({"object", "choices", "usage", "error", "obfuscation", "prompt_progress"})
@@ -75,12 +74,8 @@ class Gather:
         if usage and isinstance(usage, dict):
             self.usage = usage
 
-    def whole(self, fold: Fold, rest: Sequence[Part] = ()) -> Event:
-        """The answer as a backend's whole one is read. `rest` is what was held back, and the fold has not had."""
-        if rest:
-            fold = copy.deepcopy(fold)
-            fold.add(Event(b"", list(rest)))
-            self.add(Event(b"", list(rest)))
+    def whole(self, fold: Fold) -> Event:
+        """The answer as a backend's whole one is read."""
         said = zip(fold.choices, fold.answers(), strict=True)
         body: dict[str, Any] = {
             **self._top,

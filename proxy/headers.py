@@ -17,6 +17,10 @@ _NOT_RETURNED = _HOP_BY_HOP | {"content-encoding", "server", "date", "set-cookie
 _NOT_RETURNED |= {"access-control-allow-origin", "x-accel-buffering", "x-should-retry"}
 
 
+MOST_DECISIONS = 64
+"""Named in the header; the ledger has all."""
+
+
 def of_plan(plan: Plan) -> list[tuple[str, str]]:
     """The `x-proxy-*` headers of a request that went to a backend."""
     history = plan.history
@@ -30,7 +34,7 @@ def of_plan(plan: Plan) -> list[tuple[str, str]]:
             f"present={history.present}; restored={history.restored}; missing={history.missing}; "
             f"filled={history.filled}; dropped={history.dropped}",
         ),
-        ("x-proxy-decisions", ",".join(dict.fromkeys(decision.rule for decision in plan.decisions)) or "-"),
+        ("x-proxy-decisions", _decisions(plan)),
     ]
 
 
@@ -38,6 +42,14 @@ def of_answer(outcome: str, cost: str | None) -> list[tuple[str, str]]:
     """What only a complete answer can tell."""
     found = [("x-proxy-outcome", outcome)]
     return found if cost is None else [*found, ("x-proxy-cost-usd", cost)]
+
+
+def _decisions(plan: Plan) -> str:
+    """The rules' names, once each; clients refuse a header of some thousand characters."""
+    names = list(dict.fromkeys(decision.rule for decision in plan.decisions))
+    shown = names[:MOST_DECISIONS]
+    left = len(names) - len(shown)
+    return ",".join([*shown, *([f"{left}-more"] if left else [])]) or "-"
 
 
 def _max_tokens(plan: Plan) -> str:

@@ -67,6 +67,7 @@ class Incoming:
         self._head: dict[str, Json] | None = None  # of the first event: those of another answer get it too
         self._begun = False  # this answer has
         self._id: Json = None  # of it, as the engine knows it
+        self._second: Plan | None = None  # of another answer, of which nothing came yet
         self._follows = False  # on an answer that was lost
         self._watches = live is not None or again is not None
 
@@ -74,6 +75,11 @@ class Incoming:
     def left_early(self) -> bool:
         """The visible text ended here, and the engine was left before it had told what it spent."""
         return self._shaper.cuts and self._shaper.over
+
+    @property
+    def is_told(self) -> bool:
+        """The client has every choice's finish."""
+        return self.is_finished and self._held is None
 
     @property
     def is_finished(self) -> bool:
@@ -126,6 +132,13 @@ class Incoming:
                 # Not a token's worth of meaning is lost with it, and hours of work would be if the stream ended here.
                 log.warning("request %s: an event is left out: %s", self._record.entry.request_id, error.message)
                 continue
+            if self._second is not None:
+                if event.error is not None:
+                    self._no_second(refusals.inside(event.error))
+                    return True
+                if not event.parts:
+                    continue
+                self._follow(self._second)
             self._shaper.apply(event)
             self._record.event(event)
             if event.error is not None:
@@ -181,25 +194,32 @@ class Incoming:
         return self._error is None and self._record.fold.outcome == "answer_lost"
 
     async def _goes_on(self, again: Again) -> bool:
-        """Whether another answer comes in the place of this one."""
+        """Whether another answer is there to be read in the place of this one."""
         self._again = None
         second = await again()
         if second is None:
             return False
         try:
             stream = await streamed(second.answer, self._dialect)
-        except ProxyError as error:  # that is none; the first one was an answer all the same
-            log.warning("request %s: there is no second answer: %s", self._record.entry.request_id, error.message)
+        except ProxyError as error:
+            self._no_second(error)
             return False
         await self._answer.aclose()
-        self._answer = stream
-        self._record.tried_again(second.plan)
+        self._answer, self._second = stream, second.plan
+        return True
+
+    def _follow(self, plan: Plan) -> None:
+        """The other answer has begun. Till then the first one is an answer all the same."""
+        self._second = None
+        self._record.tried_again(plan)
         self._shaper.again(begun=True)
         if self._live is not None:
-            await self._live.again()
+            self._live.again()
         self._ready += [_only_thought(event) for event in self._held or () if _thinks(event)]
         self._held, self._begun, self._follows, self._watches = None, False, True, True
-        return True
+
+    def _no_second(self, error: ProxyError) -> None:
+        log.warning("request %s: there is no second answer: %s", self._record.entry.request_id, error.message)
 
     def rest(self, *, broken: bool = False) -> Event:
         """What was held back leaves: nothing follows that it could belong to."""

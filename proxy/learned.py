@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from proxy.speeds import Speed, smoothed
+from proxy.speeds import SMOOTHING, Speed, smoothed
 from proxy.thoughts import Thoughts
 
 _LEAVES_SLOW = 1.25
 """A slow model counts as slow until it is so much faster than the limit: one near it would change with each answer, and
 with it the effort of new conversations."""
-_SMOOTHING = 0.3
 _DENSITY_TOKENS = 200
 """A prompt of fewer is mostly the template's own text, and tells nothing about how dense others are."""
 _DENSITIES = (1.5, 6.0)
@@ -72,7 +71,7 @@ class Learned:
         least, most = _DENSITIES
         seen = min(max(size / tokens, least), most)
         known = self._densities.get(model, seen)
-        self._densities[model] = known + _SMOOTHING * (seen - known)
+        self._densities[model] = known + SMOOTHING * (seen - known)
 
     def overflowed(self, model: str, size: int, limit: int | None) -> None:
         """A prompt of so many bytes was too long for the window: the next one like it is not tried first."""

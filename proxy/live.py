@@ -8,14 +8,18 @@ import time
 from collections.abc import Mapping
 from typing import Literal
 
+from proxy import headers
 from proxy.callers import Caller
-from proxy.errors import AlreadyAnswering, NotSupported, ProxyError
+from proxy.errors import AlreadyAnswering, NotSupported, ProxyError, UpstreamTimeout
 from proxy.jsons import JsonError, dumps, loads
 from proxy.messages import Event, Json
 from proxy.planning import Planned
 from proxy.record import Record
 
 log = logging.getLogger(__name__)
+
+CONTROL_SECONDS = 10.0
+"""How long an engine may take to end a thought; it answers at once, or hangs."""
 
 
 class Live:
@@ -31,7 +35,7 @@ class Live:
         headers: Mapping[str, str],
         seconds: float,
     ) -> None:
-        """`running` has it under the request's id until it is closed. `headers` are for the backend; after so many
+        """`running` has it under the request's id until it is closed. `headers` are the request's; after so many
         `seconds` of thought, if not 0, the answer is asked for."""
         self._running = running
         self._caller = caller
@@ -70,9 +74,11 @@ class Live:
         if (self._wanted or late) and self._plan.controlled:
             self._asking = asyncio.create_task(self._ask_and_log(), name="answer now")
 
-    async def again(self) -> None:
+    def again(self) -> None:
         """What follows is another answer to the same request, with a thought of its own."""
-        await self._stop_asking()
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
         self._id, self._thinks_since, self.answers = None, None, False
 
     async def answer_now(self) -> Literal["answering", "pending"]:
@@ -103,9 +109,12 @@ class Live:
         control = self._backend.dialect.control
         assert control is not None  # noqa: S101 - `controlled` plans have one
         body = dumps({"id": self._id, **control.action})
-        answer = await self._backend.send("POST", control.path, self._headers, body)
         try:
-            found = loads(await answer.read())
+            async with asyncio.timeout(CONTROL_SECONDS):
+                answer = await self._backend.send("POST", control.path, headers.upstream(self._headers), body)
+                found = loads(await answer.read())
+        except TimeoutError:
+            raise UpstreamTimeout(f"backend {self._backend.name} does not answer to {control.path}") from None
         except JsonError:
             found = None
         told = found if isinstance(found, dict) else {}
@@ -119,10 +128,6 @@ class Live:
     async def aclose(self) -> None:
         """The answer is over."""
         self._running.pop(self._record.entry.request_id, None)
-        await self._stop_asking()
-
-    async def _stop_asking(self) -> None:
-        asking, self._asking = self._asking, None
-        if asking is not None:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from proxy import sse
@@ -14,7 +14,7 @@ from proxy.backends import Backend
 from proxy.errors import ProxyError
 from proxy.fold import Fold
 from proxy.jsons import dumps
-from proxy.speeds import LEAST_DECODED, Speed
+from proxy.speeds import LEAST_DECODED, Span, Speed, decode
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ TOKENS = 8
 SECONDS = 600.0
 """At a tenth of a token a second eight tokens take 80 s, and the prompt as long again."""
 _MOST_MODELS = 4
+_MOST_PIECES = 4 * TOKENS
 _HEADERS = {"accept-encoding": "identity", "content-type": "application/json"}
 _NEAR = (".local", ".localdomain", ".lan", ".internal", ".home.arpa", ".localhost")
 
@@ -87,7 +88,7 @@ async def _measure(backend: Backend, model: str) -> tuple[Speed, frozenset[str]]
         "stream_options": {"include_usage": True},
         **dict.fromkeys(backend.dialect.advice.longer, TOKENS),  # `min_tokens`, which may not be above the cap
     }
-    fold, codec, times = Fold(), sse.Decoder(), list[float]()
+    fold, codec, span = Fold(), sse.Decoder(), Span()
     answer = await backend.send("POST", "/chat/completions", _HEADERS, dumps(asked))
     try:
         if answer.status != 200 or answer.kind != "text/event-stream":
@@ -98,18 +99,10 @@ async def _measure(backend: Backend, model: str) -> tuple[Speed, frozenset[str]]
                     event = backend.dialect.decode(payload)
                     fold.add(event)
                     if any(part.text or part.reasoning for part in event.parts):
-                        times.append(time.monotonic())
+                        span.note(time.monotonic())
+            if span.count > _MOST_PIECES:  # whoever does not obey the cap may never end
+                break
     finally:
         await answer.aclose()
-    return _speed(fold, times), fold.names
-
-
-def _speed(fold: Fold, times: Sequence[float]) -> Speed:
-    told = fold.timings.get("predicted_per_second")
-    count = fold.reported().completion or len(times)
-    if count < LEAST_DECODED:
-        return Speed()
-    if isinstance(told, int | float) and told > 0:
-        return Speed(float(told))
-    seconds = times[-1] - times[0] if times else 0
-    return Speed((count - 1) / seconds) if seconds > 0 else Speed()
+    count = fold.reported().completion or span.count
+    return Speed(decode(fold.timings, span, count) if count >= LEAST_DECODED else None), fold.names

@@ -8,13 +8,12 @@ touches leaves with the bytes that came, and unknown fields go along.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from proxy.errors import ProxyError
 from proxy.families import Family
 from proxy.jsons import table
 from proxy.thoughts import Room
@@ -26,17 +25,6 @@ _MOST_COUNTED = 2**53
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 """Names under which a thought stands on an assistant message, in the order in which they are believed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One request at a door. `headers` has lower-case names; `path` is still percent-encoded and has no query."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    body: bytes = b""
-    query: str = ""
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -151,8 +139,9 @@ class Facts:
     known. `conversation_effort` is `Turn.effort` of the latest known turn of the same conversation.
     `bytes_per_token` is that of prompts, learned or assumed on the safe side. `reasoning_field` is the name under
     which past thoughts are read, empty for the engine's usual one. `is_service`: the family's own service.
-    `takes_options`: it reads template options. `has_control`: a thought can be ended while it runs. `rooms`: effort as
-    sent (empty where none is) → what the thoughts of this family took here.
+    `takes_options`: it reads template options. `has_control`: a thought can be ended while it runs; `whole_only` are
+    fields that the engine takes together, but not in a stream. `rooms`: effort as sent (empty where none is) → what
+    the thoughts of this family took here.
     """
 
     backend: str
@@ -177,6 +166,7 @@ class Facts:
     bytes_per_token: float = 3.0
     conversation_effort: str | None = None
     has_control: bool = False
+    whole_only: tuple[str, ...] = ()
     rooms: Mapping[str, Room] = field(default_factory=dict)
 
 
@@ -245,11 +235,13 @@ class Usage:
 class Part:
     """What one event adds to one choice. `calls` and `details` (of `reasoning_details`) are fragments as they came.
 
-    `role`: it says that the assistant speaks.
+    `role`: it says that the assistant speaks; `other`: it shows something that is neither text nor call (a refusal, a
+    picture), or its text was ended before it began.
     """
 
     choice: int = 0
     role: bool = False
+    other: bool = False
     reasoning: str = ""
     text: str = ""
     calls: list[dict[str, Json]] = field(default_factory=list)
@@ -328,25 +320,3 @@ class Entry:
     decisions: list[str] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
     error: str | None = None
-
-
-class Body(Protocol):
-    """A streamed body. Whoever holds it must call `aclose`, also when it was not read to its end.
-
-    `interrupt` ends it for a reason of ours, and gives the last bytes that tell the reader so.
-    """
-
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-
-    def interrupt(self, error: ProxyError) -> bytes: ...
-
-    async def aclose(self) -> None: ...
-
-
-@dataclass(slots=True)
-class Reply:
-    """The answer to a Call. `body` is bytes, or a stream that its holder closes."""
-
-    status: int
-    headers: list[tuple[str, str]]
-    body: bytes | Body = b""

@@ -29,10 +29,11 @@ from proxy import (
 from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
 from proxy.cut import Cut
+from proxy.doors import Call, Reply
 from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping
 from proxy.incoming import Again, Incoming, Second, streamed
 from proxy.live import Live
-from proxy.messages import Call, Plan, Reply
+from proxy.messages import Plan
 from proxy.places import hide_password, sqlite_path
 from proxy.planning import Planned, Planner
 from proxy.record import Record
@@ -192,8 +193,7 @@ class Pipeline:
         """The answer as it comes, and as one whose thought can be ended."""
         backend, seconds = made.route.backend, self.settings.policy.thinking_seconds
         stream = await streamed(answer, backend.dialect)
-        sent = headers.upstream(call.headers)
-        live = Live(self.running, made, record, caller=caller, headers=sent, seconds=seconds)
+        live = Live(self.running, made, record, caller=caller, headers=call.headers, seconds=seconds)
         again = self._again(call, made, record)
         return Incoming(stream, backend.dialect, self._hearing(made), record, live=live, again=again)
 
@@ -204,6 +204,7 @@ class Pipeline:
             return None
 
         async def again() -> Second | None:
+            record.entry.attempts += 1
             try:
                 answer = await self._sent(call, plan, made.route.backend)
             except ProxyError as error:

@@ -6,22 +6,23 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from proxy import prices, tokens, window
 from proxy.backends import Route
 from proxy.callers import Caller, keys_in
+from proxy.doors import Call
 from proxy.errors import ProxyError, RequestError, UpstreamError, UpstreamUnreachable
 from proxy.fold import Fold, total
 from proxy.jsons import dumps
 from proxy.keys import Chain
-from proxy.messages import Call, Entry, Event, Plan, Usage
+from proxy.messages import Entry, Event, Plan, Usage
 from proxy.planning import Planned
 from proxy.recall import Recalled
 from proxy.remember import Answer, Rememberer
-from proxy.speeds import measured
+from proxy.speeds import Span, decode, measured, positive
 from proxy.store import Store
 from proxy.thoughts import thought_of
 
@@ -30,9 +31,6 @@ log = logging.getLogger(__name__)
 _LEAST_SECRET = 6
 _SETTLE_SECONDS = 1.0
 """An answer waits so long at the most for a database that does not take it; the turn is in memory all the same."""
-_MOST_SPEED = 1e9
-_LEAST_SPAN = 0.1
-"""Seconds; a whole answer that arrives in fewer came out of a buffer, and its pace says nothing."""
 _CHOSEN_BY_DEFAULT = frozenset({"auto", "slow-backend", "default", "conversation"})
 
 
@@ -47,7 +45,7 @@ class Record:
         self._earlier: list[Fold] = []
         self._store = store
         self._started = time.monotonic()
-        self._span = _Span()
+        self._span = Span()
         self.finished = False
         self._secrets = [*filter(_is_secret, secrets), *filter(_is_secret, keys_in(call.headers))]
         self._plan: Plan | None = None
@@ -97,9 +95,8 @@ class Record:
         """The answer so far was lost, and another one comes with this plan: both are paid for."""
         self._plan = plan
         self._earlier.append(self.fold)
-        self.fold, self._span = Fold(), _Span()
+        self.fold, self._span = Fold(), Span()
         self._told(plan)
-        self.entry.attempts += 1
         self.flag("rescued", True)
 
     def answered(self, status: int) -> None:
@@ -233,8 +230,8 @@ class Record:
         """The engine's own figures, else the stream's pace from the first token to the last; of the latest try."""
         timings, entry = self.fold.timings, self.entry
         count = usage.completion or self._span.count
-        entry.prefill_tokens_per_second = _positive(timings.get("prompt_per_second"))
-        entry.decode_tokens_per_second = _positive(timings.get("predicted_per_second")) or self._span.pace(count)
+        entry.prefill_tokens_per_second = positive(timings.get("prompt_per_second"))
+        entry.decode_tokens_per_second = decode(timings, self._span, count)
         if self._route is None or self._plan is None:
             return
         backend, model = self._route.backend, self._route.upstream_model
@@ -246,26 +243,6 @@ class Record:
 
     def _elapsed(self) -> int:
         return round((time.monotonic() - self._started) * 1000)
-
-
-@dataclass(slots=True)
-class _Span:
-    """When tokens came: the first moment, the last, and how many pieces."""
-
-    first: float = 0.0
-    last: float = 0.0
-    count: int = 0
-
-    def note(self, now: float) -> None:
-        if not self.count:
-            self.first = now
-        self.last = now
-        self.count += 1
-
-    def pace(self, tokens: int) -> float | None:
-        """Tokens a second; None where everything came at once."""
-        seconds = self.last - self.first
-        return round((tokens - 1) / seconds, 3) if seconds >= _LEAST_SPAN and tokens > 1 else None
 
 
 class _Counting:
@@ -316,10 +293,6 @@ def _count(fold: Fold, usage: Usage) -> tuple[int, int, bool] | None:
     if reported is not None and reported <= completion and (reported or not thought):
         return completion, reported, True
     return completion, tokens.split(completion, thought, said)[0], False
-
-
-def _positive(value: object) -> float | None:
-    return round(float(value), 3) if isinstance(value, int | float) and 0 < value < _MOST_SPEED else None
 
 
 def _is_secret(text: str) -> bool:

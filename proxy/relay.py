@@ -86,7 +86,7 @@ class Stream:
 
     async def aclose(self) -> None:
         """Let the backend go. A client that left behind the last finish reason has the whole answer."""
-        self._record.finish(None if self._incoming.is_finished else "client_disconnected")
+        self._record.finish(None if self._incoming.is_told else "client_disconnected")
         await self._incoming.aclose()
 
 

@@ -126,6 +126,7 @@ class _Choice:
         part.reasoning, part.text = self._texts(part.reasoning, part.text, last=whole or bool(part.calls))
         if self._cut is not None and self._cut.ended:
             part.calls, part.finish, self.finished = [], "tool_calls" if self._calls else self._cut.ended, True
+            part.other = True
             return True
         if part.calls:
             part.calls = calls.whole(part.calls, self._new_id) if whole else self._calls.take(part.calls)
@@ -149,7 +150,7 @@ class _Choice:
         word = _FINISHES.get(said.lower(), said)
         self.release(part, cut=word == "length")
         if self._cut is not None and self._cut.ended:  # by what was held back till now
-            word = self._cut.ended
+            word, part.other = self._cut.ended, True
         called = bool(part.calls or self._calls)
         if word in ("stop", "tool_calls") or (word == "function_call" and called):
             word = "tool_calls" if called else "stop"

@@ -12,8 +12,9 @@ from typing import Annotated
 from annotated_types import MinLen
 from pydantic import field_validator, model_validator
 
-from proxy.messages import ChatRequest, Json, Message
-from proxy.section import Section
+from proxy.messages import ChatRequest, Message
+from proxy.normalise import parts_text
+from proxy.section import Section, check_pattern
 
 OWN = "own pattern"
 """What a request is called that one of the user's own patterns recognises."""
@@ -41,10 +42,7 @@ class Side(Section):
     @classmethod
     def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+            check_pattern(pattern)
         return patterns
 
     @model_validator(mode="after")
@@ -69,6 +67,16 @@ def shipped() -> tuple[Side, ...]:
 
 _compiled = functools.cache(re.compile)
 
+SEARCHED = 4_000
+"""Characters at each end of a text in which a user's pattern is looked for: an everyday one (`foo.*bar`) takes time
+that grows with the square of the text, and all other requests wait meanwhile."""
+
+
+def found(pattern: str, text: str) -> bool:
+    """Whether a user's regular expression is found in the first or the last SEARCHED characters of a text."""
+    ends = [text] if len(text) <= 2 * SEARCHED else [text[:SEARCHED], text[-SEARCHED:]]
+    return any(_compiled(pattern).search(end) for end in ends)
+
 
 def name_of(request: ChatRequest, own: Sequence[str] = ()) -> str | None:
     """Which side request this is; None for a user's own question, and for everything with tools.
@@ -83,8 +91,8 @@ def name_of(request: ChatRequest, own: Sequence[str] = ()) -> str | None:
         if seen.shows(row):
             return row.name
     if own:
-        text = _text(request.messages[0].content)
-        if any(_compiled(pattern).search(text) for pattern in own):
+        text = parts_text(request.messages[0].content)
+        if any(found(pattern, text) for pattern in own):
             return OWN
     return None
 
@@ -97,8 +105,8 @@ class _Seen:
         self._streamed = request.stream
         self._answered = any(message.role in _ANSWERING for message in messages)
         self._lone = sum(message.role == "user" for message in messages) == 1
-        self._firsts = [_text(message.content).lstrip() for message in _openings(messages)]
-        self._lasts = [_text(messages[-1].content).lstrip()] if messages[-1].role == "user" else []
+        self._firsts = [parts_text(message.content).lstrip() for message in _openings(messages)]
+        self._lasts = [parts_text(messages[-1].content).lstrip()] if messages[-1].role == "user" else []
 
     def shows(self, row: Side) -> bool:
         """Whether the request is the one of that row."""
@@ -106,7 +114,8 @@ class _Seen:
             return False
         if row.first and self._answered and not row.examples:
             return False
-        return any(row.opens(text) for text in (self._firsts if row.first else self._lasts))
+        firsts = self._firsts[-1:] if row.lone else self._firsts
+        return any(row.opens(text) for text in (firsts if row.first else self._lasts))
 
 
 def _openings(messages: Sequence[Message]) -> Iterator[Message]:
@@ -114,12 +123,3 @@ def _openings(messages: Sequence[Message]) -> Iterator[Message]:
     if messages[0].role in _INSTRUCTING:
         yield messages[0]
     yield from [message for message in messages if message.role == "user"][:1]
-
-
-def _text(content: Json) -> str:
-    """The text of a message: a text, or the texts among its parts; empty for what has none."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
-    return "".join(text for text in texts if isinstance(text, str))

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxy import config
-from proxy.messages import Body, Call, Reply
+from proxy.doors import Body, Call, Reply
 from proxy.pipeline import Pipeline
 
 

@@ -165,6 +165,49 @@ async def test_a_second_answer_that_is_none_leaves_the_first_one(reply, stream):
     assert (row["outcome"], row["completion_tokens"], row["flags"]) == ("answer_lost", 5, [])
 
 
+@pytest.mark.parametrize("second", [script("[DONE]"), script({"error": {"message": "no"}}), script()])
+async def test_a_second_stream_without_a_choice_leaves_the_first_one(second):
+    """Its finish, its usage and its account stand; that there was a second request is told."""
+    async with FakeBackend(LOST, second, style="llama-server") as backend:
+        async with serving(settings(backend.url, engine="llama-server", policy=RETRY)) as proxy:
+            response = await proxy.chat(USER, max_tokens=CAP, stream=True, stream_options=USAGE)
+            row = (await proxy.rows())[0]
+    chunks = chunks_of(response.text)
+    assert told(chunks) == ("All of it was thought. ", "", ["length"])
+    assert chunks[-1]["usage"]["completion_tokens"] == 5
+    assert (row["outcome"], row["finish_reason"], row["completion_tokens"]) == ("answer_lost", "length", 5)
+    assert (row["attempts"], row["flags"]) == (2, [])
+
+
+def showing(finish: str = "stop", **said: Any) -> Reply:
+    """An answer of a thought and something that is neither text nor call."""
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    deltas = ({"reasoning_content": "All of it. "}, said)
+    chunks = [{**head, "choices": [{"index": 0, "delta": each, "finish_reason": None}]} for each in deltas]
+    return script(*chunks, {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}, "[DONE]")
+
+
+@pytest.mark.parametrize(
+    ("reply", "fields"),
+    [
+        (showing(refusal="No."), {}),
+        (showing(images=[{"type": "image_url", "image_url": {"url": "data:,"}}]), {}),
+        (showing(audio={"id": "a"}), {}),
+        (showing(function_call={"name": "f", "arguments": "{}"}), {}),
+        (showing(finish="content_filter"), {}),
+        (showing(content="END of it"), {"stop": "END"}),
+    ],
+    ids=["refusal", "images", "audio", "function_call", "content_filter", "stop"],
+)
+async def test_an_answer_without_text_is_not_lost_for_another_reason(reply, fields):
+    """It shows something else, was refused, or was ended by the client's own stop string: nothing is paid twice."""
+    async with FakeBackend(reply, style="llama-server") as backend:
+        async with serving(settings(backend.url, engine="llama-server", policy=RETRY)) as proxy:
+            await proxy.chat(USER, max_tokens=CAP, stream=True, **fields)
+            row = (await proxy.rows())[0]
+    assert (row["outcome"], row["attempts"], len(backend.requests)) == ("ok", 1, 1)
+
+
 async def test_a_second_stream_that_breaks_is_told_as_such():
     """Its thought was shown already: the error ends the stream, and no finish is invented."""
     async with FakeBackend(LOST, FOUND.first(2).then_abort(), style="vllm") as backend:

@@ -25,9 +25,10 @@ from hypothesis import strategies as st
 from proxy import cli, config, explain, normalise
 from proxy.demo.server import free_port
 from proxy.dialects import DIALECTS
+from proxy.doors import Call, Reply
 from proxy.errors import ProxyError
 from proxy.jsons import splice, table
-from proxy.messages import Call, Entry, Reply
+from proxy.messages import Entry
 from proxy.pipeline import Pipeline
 from proxy.store import Store, open_store
 from proxy.testing import FakeBackend, answer, document

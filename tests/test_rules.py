@@ -92,6 +92,24 @@ def test_a_text_is_looked_for_in_the_first_message_and_in_the_latest_of_the_user
     assert found == [True, True, False, False]
 
 
+def test_brackets_are_part_of_a_name():
+    """Moonshot calls a model `k3[1m]`."""
+    assert matched({"model": "kimi-k3"})
+    named = request(model="k3[1m]")
+    rule = Rule(when={"model": "k3[1m]"}, set={"effort": "low"})
+    assert matching((rule,), Asked(named, "chat", None, {}))[1]
+    assert not matching((rule,), Asked(request(model="k31"), "chat", None, {}))[1]
+
+
+def test_a_long_text_is_searched_at_its_ends():
+    """A pattern that takes time with the square of the text must not hold up everybody."""
+    text = "begins" + "foo word " * 60_000 + "ends"
+    long = {"role": "user", "content": text}
+    assert matched({"text": "^begins"}, long)
+    assert matched({"text": "ends$"}, long)
+    assert not matched({"text": "foo.*bar$"}, long)
+
+
 def test_later_rules_go_over_earlier_ones_key_by_key_and_each_is_named():
     """By its name, else by its number."""
     rules = (
@@ -278,6 +296,20 @@ def test_stop_strings_are_the_proxys_where_the_model_may_think():
     assert decided({}, stop="a").stops == ("a",)
     for odd in ([], "", None, ["a", 1], 5):
         assert (decided({}, stop=odd).stops, decided({}, stop=odd).fields) == ((), {}), odd
+
+
+def test_what_an_engine_refuses_in_a_stream_is_asked_for_whole():
+    """llama-server takes tools and logprobs together only so; the text is cut all the same."""
+    engine = replace(K3, whole_only=("tools", "logprobs"))
+    made = decided({}, facts=engine, stop="a", tools=TOOLS, logprobs=True)
+    assert (made.streamed, made.stops) == (False, ("a",))
+    assert decided({}, facts=engine, stop="a", tools=TOOLS, logprobs=False).streamed
+    assert decided({}, facts=engine, stop="a", tools=TOOLS, logprobs=True, stream=True).streamed
+
+
+def test_a_cap_near_the_largest_is_not_raised_over_it():
+    """Engines count in 32 bits."""
+    assert visible(2**31 - 10).max_tokens == 2**31 - 1
 
 
 def test_stop_strings_stay_where_there_is_no_thought():

@@ -226,7 +226,7 @@ def _rules(tables: Mapping[str, Any]) -> Found:
         if backend not in backends:
             yield path, _no_such("backend", backend, backends)
     for path, client in _in_rules(tables, "when", "client"):
-        if clients and client not in clients and not re.search(r"[*?[]", client):
+        if clients and client not in clients and not re.search(r"[*?]", client):
             yield path, _no_such("client", client, clients)
     owners: dict[str, Place] = {}
     for number, (path, rule) in enumerate(_each_rule(tables), 1):

@@ -63,6 +63,7 @@ class LlamaServer(Dialect):
     budget_fields = ("thinking_budget_tokens", "reasoning_budget_tokens")
     reuses_connections = False
     control = Control("reasoning_control", "/chat/completions/control", {"action": "reasoning_end"})
+    whole_only = ("tools", "logprobs")
     running_counts: ClassVar[Mapping[str, Json]] = {"timings_per_token": True}
     effort_places = frozenset({"reasoning_effort"})
     off_places = frozenset({"reasoning_effort"})

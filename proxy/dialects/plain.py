@@ -128,6 +128,8 @@ class Dialect:
     """A connection can serve a further request after it served one."""
     control: ClassVar[Control | None] = None
     """How a thought is ended while it runs, where the engine can."""
+    whole_only: ClassVar[tuple[str, ...]] = ()
+    """Fields that it takes together, but not in a stream."""
     running_counts: ClassVar[Mapping[str, Json]] = {}
     """Fields that make it count tokens in each event, so that a stream that is left early has counts."""
     advice: ClassVar[Advice] = Advice()

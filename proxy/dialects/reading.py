@@ -20,6 +20,10 @@ class _Delta(msgspec.Struct):
     reasoning: Any = None
     reasoning_details: Any = None
     tool_calls: Any = None
+    refusal: Any = None
+    audio: Any = None
+    images: Any = None
+    function_call: Any = None
 
 
 class _Choice(msgspec.Struct):
@@ -105,7 +109,8 @@ def _chunk(payload: bytes) -> _Chunk:
 
 
 def _read(event: Event, at: int, choice: _Choice, said: _Delta) -> None:
-    part = Part(at, role=said.role == "assistant")
+    other = bool(said.refusal or said.audio or said.images or said.function_call)
+    part = Part(at, role=said.role == "assistant", other=other)
     if said.role is not None and not part.role:
         event.odd = True
     if isinstance(said.content, str):

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 
 from proxy import config
 from proxy.backends import Backend
+from proxy.doors import Call
 from proxy.errors import ConfigError, ProxyError
 from proxy.explain import looked
 from proxy.explain.show import Explained, document, printable, text
-from proxy.messages import Call
 from proxy.pipeline import Pipeline
 from proxy.planning import Planned
 

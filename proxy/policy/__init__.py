@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from proxy.messages import ChatRequest, Plan
 from proxy.policy.effort import effort
-from proxy.policy.fields import developer_role, sampling, stop, tool_choice
+from proxy.policy.fields import developer_role, has, sampling, stop, tool_choice
 from proxy.policy.matching import Asked, kind_of, matching
 from proxy.policy.rescue import rescued
 from proxy.policy.room import floor, thinking_budget
@@ -53,11 +53,12 @@ def decide(plan: Plan, terms: Terms) -> Plan:
 
 def _way(plan: Plan, terms: Terms) -> Plan:
     """Whether the answer must be seen as it grows: to be ended where it is due, or to end its thought."""
-    thinks = plan.facts.family.thinks and plan.effort != "none" and plan.kind != "probe"
-    streamed = (
-        plan.request.stream or plan.cuts or (thinks and plan.facts.has_control and terms.policy.thinking_seconds > 0)
-    )
-    return replace(plan, streamed=streamed, controlled=streamed and thinks and plan.facts.has_control)
+    facts, request = plan.facts, plan.request
+    thinks = facts.family.thinks and plan.effort != "none" and plan.kind != "probe"
+    wanted = plan.cuts or (thinks and facts.has_control and terms.policy.thinking_seconds > 0)
+    refused = bool(facts.whole_only) and all(has(request, name) for name in facts.whole_only)
+    streamed = request.stream or (wanted and not refused)  # a whole answer is cut too, only later
+    return replace(plan, streamed=streamed, controlled=streamed and thinks and facts.has_control)
 
 
 _RULES: tuple[Callable[[Plan, Terms], Plan], ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxy.errors import InvalidRequest
 from proxy.families import SAMPLED
 from proxy.jsons import dumps, loads
-from proxy.messages import Json, Plan
+from proxy.messages import ChatRequest, Json, Plan
 from proxy.policy.settings import Terms
 
 
@@ -83,6 +83,12 @@ def tool_choice(plan: Plan, terms: Terms) -> Plan:
         return plan
     why = f"{facts.family.name} refuses {'a named function' if is_named else said} while it thinks"
     return plan.decided("tool_choice", why, fields={**plan.fields, "tool_choice": b'"auto"'})
+
+
+def has(request: ChatRequest, name: str) -> bool:
+    """Whether a field says something."""
+    raw = request.fields.get(name)
+    return raw is not None and bool(loads(raw))
 
 
 def _value(plan: Plan, name: str) -> Json:

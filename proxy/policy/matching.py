@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -49,19 +48,24 @@ def _conditions(when: When, asked: Asked) -> Iterator[bool]:
     """One for each thing that a rule wants, the dear ones last."""
     request = asked.request
     if when.model is not None:
-        yield fnmatchcase(request.model, when.model)
+        yield _fits(request.model, when.model)
     if when.client is not None:
-        yield asked.client is not None and fnmatchcase(asked.client, when.client)
+        yield asked.client is not None and _fits(asked.client, when.client)
     if when.kind is not None:
         yield asked.kind == when.kind
     if when.tools is not None:
         yield request.has_tools == when.tools
     for name, pattern in when.header.items():
-        yield name in asked.headers and fnmatchcase(asked.headers[name], pattern)
+        yield name in asked.headers and _fits(asked.headers[name], pattern)
     if when.prompt_tokens_over is not None:
         yield window.prompt_tokens(request) > when.prompt_tokens_over
     if when.text is not None:
-        yield any(re.search(when.text, text) for text in _texts(request))
+        yield any(sides.found(when.text, text) for text in _texts(request))
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """`*` and `?` stand for others; brackets are part of names (`k3[1m]`)."""
+    return fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
 def _texts(request: ChatRequest) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from proxy import window
+from proxy.asks import MOST_TOKENS
 from proxy.messages import Plan
 from proxy.policy.effort import words
 from proxy.policy.room import thinking_budget
@@ -23,7 +24,9 @@ def rescued(plan: Plan, terms: Terms) -> Plan | None:
         return None
     known, cap, room = words(plan.facts), plan.max_tokens, window.room(plan)
     effort = known[0] if known and plan.effort != "none" else plan.effort
-    more = None if cap is None else cap * _TIMES if room is None else max(cap, min(cap * _TIMES, room))
+    more = None if cap is None else min(cap * _TIMES, MOST_TOKENS)
+    if cap is not None and more is not None and room is not None:
+        more = max(cap, min(more, room))
     if (effort, more) == (plan.effort, cap):
         return None
     why = f"the answer was lost: once more at {effort or 'the same'} effort, with {more or 'no'} cap"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from proxy import window
+from proxy.asks import MOST_TOKENS
 from proxy.messages import Plan
 from proxy.policy.settings import Terms
 from proxy.thoughts import PERCENTILE
@@ -26,11 +27,9 @@ def floor(plan: Plan, terms: Terms) -> Plan:
     if asked is None:
         said = plan.request.max_tokens_field is not None  # that there be no limit
         least = policy.side_max_tokens if plan.kind == "side" and not said else 0
-        return (
-            _raised(plan, least, rule="side", reason="side", why=f"{least} tokens for a side request")
-            if least
-            else plan
-        )
+        if not least:
+            return plan
+        return _raised(plan, least, rule="side", reason="side", why=f"{least} tokens for a side request")
     if plan.effort == "none" or not plan.facts.family.thinks:
         return plan
     if policy.completion_tokens_mode == "visible":
@@ -44,6 +43,7 @@ def floor(plan: Plan, terms: Terms) -> Plan:
 
 
 def _raised(plan: Plan, wanted: int, *, rule: str, reason: str, why: str) -> Plan:
+    wanted = min(wanted, MOST_TOKENS)
     room = window.room(plan) if plan.facts.refuses_overflow else None
     if room is None or room >= wanted:
         return plan.decided(rule, why, max_tokens=wanted, max_tokens_reason=reason)
@@ -80,8 +80,8 @@ def thinking_budget(plan: Plan, terms: Terms) -> Plan:
         return plan
     most = None if cap is None else _most(plan, terms, cap)
     if isinstance(setting, int) and (most is None or setting <= most):
-        why = "a rule" if terms.preset.thinking_budget is not None else "setting"
-        return plan.decided("thinking_budget", why, thinking_budget=setting, thinking_budget_reason=why.split()[-1])
+        who = "setting" if terms.preset.thinking_budget is None else "rule"
+        return plan.decided("thinking_budget", who, thinking_budget=setting, thinking_budget_reason=who)
     if most is None or cap is None:
         return plan
     kept = f"{cap - most} tokens are kept for the answer"

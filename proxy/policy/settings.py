@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from proxy.asks import MOST_TOKENS
 from proxy.families import Family
-from proxy.section import Section
+from proxy.section import Section, check_pattern
 
 Tokens = Annotated[int, Ge(0), Le(MOST_TOKENS)]
 Seconds = Annotated[float, Ge(0), Field(allow_inf_nan=False)]
@@ -49,7 +49,7 @@ class Policy(Section):
     @classmethod
     def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
-            _compiles(pattern)
+            check_pattern(pattern)
         return patterns
 
 
@@ -68,7 +68,7 @@ class When(Section, strict=True):
     @classmethod
     def _compiles(cls, pattern: str | None) -> str | None:
         if pattern is not None:
-            _compiles(pattern)
+            check_pattern(pattern)
         return pattern
 
     @field_validator("header")
@@ -153,12 +153,3 @@ class Terms:
 
 
 _SECRET = ("authorization", "proxy-authorization", "x-api-key", "api-key", "cookie")
-
-
-def _compiles(pattern: str) -> None:
-    if not pattern:
-        raise ValueError("an empty pattern is found in every text")
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
