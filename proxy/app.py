@@ -126,9 +126,12 @@ async def _send(send: Send, reply: Reply) -> None:
         await send({"type": "http.response.body", "body": reply.body})
         return
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+
+    async def write(piece: bytes) -> None:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
     try:
-        async for piece in reply.body:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await reply.body.feed(write)
     except ProxyError:
         return  # a body that passes through broke: without its end the client sees that it is not complete
     await send({"type": "http.response.body", "body": b""})

@@ -14,6 +14,7 @@ from proxy.dialects import DIALECTS, About, Dialect
 from proxy.errors import ModelNotFound, UpstreamError, UpstreamUnreachable
 from proxy.families import Families, Family
 from proxy.learned import Learned
+from proxy.line import Line
 from proxy.messages import Ask, Facts
 from proxy.prices import Price
 from proxy.speeds import Speed
@@ -30,6 +31,8 @@ PROBE_AGAIN = 5.0
 """Seconds from one probe of a backend to the next."""
 PROBE_AGE = 60.0
 """Seconds after which a known backend is looked at again, while requests go on."""
+LOADING = 503
+"""What llama-server answers to everything until it has its model."""
 _MOST_NAMES = 256
 """Models for which the lasting facts are kept."""
 
@@ -50,6 +53,8 @@ class Backend:
         self._lasting: dict[tuple[str, str], Facts] = {}
         self.answered = False
         """The latest contact went well."""
+        self.line = Line(settings.max_concurrency, settings.queue_limit)
+        """Who waits for a place there."""
         self.found_once = asyncio.Event()
         """A look has brought something."""
         self.measuring: asyncio.Task[None] | None = None
@@ -149,6 +154,21 @@ class Backend:
         """What the latest probes found; None where nothing answered yet."""
         return self._found
 
+    def detaches(self, slow: bool) -> bool:
+        """Whether an answer outlives its client here."""
+        return slow if self.settings.detach == "auto" else self.settings.detach
+
+    def is_busy(self, upstream_model: str) -> bool:
+        """Whether one more request had to wait, here or there."""
+        told = self._found.of(upstream_model).slots if self._found else None
+        slots = self.settings.max_concurrency or told or self.dialect.slots
+        return slots is not None and self.line.running >= slots
+
+    async def loads(self) -> bool:
+        """Whether it still says that it loads its model."""
+        found = await self._wire.ask(f"{self.settings.base}/models", None, seconds=PROBE_SECONDS)
+        return found is not None and found[0] == LOADING
+
     def facts(self, upstream_model: str, family: Family, conversation_effort: str | None) -> Facts:
         """What the rules need to know for a request to this backend."""
         key = (upstream_model, family.name)
@@ -194,6 +214,7 @@ class Backend:
             refuses_overflow=dialect.refuses_overflow,
             refuses_missing=dialect.refuses_missing,
             has_control=dialect.control is not None,
+            has_progress=bool(dialect.progress_field),
             whole_only=dialect.whole_only,
         )
 
@@ -290,10 +311,27 @@ class Backends:
         name = to or (alias.backend if alias else None)
         backend = self.by_name[name] if name else await self._serving(upstream, model)
         await backend.known()
-        family = (alias.family if alias else None) or backend.settings.family
-        found = self._family(upstream, backend) if family == "auto" else self._families.named(family)
+        family = alias.family if alias else None
+        found = self._families.named(family) if family not in (None, "auto") else self._own_family(upstream, backend)
         effort = Ask(alias.effort, "") if alias and alias.effort else None
         return Route(backend, upstream, found, alias.price if alias else None, effort)
+
+    async def stand_in(self, model: str, name: str) -> Route:
+        """The way to a backend that serves a model in the place of another one: under its own name for it, and at its
+        own price."""
+        backend = self.by_name[name]
+        route = await self.route(model, to=name)
+        served, upstream = backend.models, route.upstream_model
+        if served and upstream not in served:
+            upstream = model if model in served else served[0] if len(served) == 1 else upstream
+        tables = self._settings.models.items()
+        own = [table for alias, table in tables if table.backend == name and (table.upstream or alias) == upstream]
+        family = route.family if upstream == route.upstream_model else self._own_family(upstream, backend)
+        return replace(route, upstream_model=upstream, family=family, price=own[0].price if own else None)
+
+    def _own_family(self, model: str, backend: Backend) -> Family:
+        family = backend.settings.family
+        return self._family(model, backend) if family == "auto" else self._families.named(family)
 
     def _family(self, model: str, backend: Backend) -> Family:
         """By the model's name; a server of one model answers to any name, so there its own name decides."""

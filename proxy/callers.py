@@ -21,6 +21,11 @@ class Caller:
     conversation: str | None
     shown: Shown
 
+    @property
+    def scope(self) -> str:
+        """What tells callers apart; never logged."""
+        return f"{self.credential}\0{self.end_user or ''}"
+
 
 class Callers:
     """Finds the caller of a request. Without configured clients everybody may call, and the key tells them apart."""

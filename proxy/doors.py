@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,13 +20,18 @@ class Call:
     query: str = ""
 
 
-class Body(Protocol):
-    """A streamed body. Whoever holds it must call `aclose`, also when it was not read to its end.
+Write = Callable[[bytes], Awaitable[None]]
+"""Takes a piece of a body; returns when there is room for another."""
 
+
+class Body(Protocol):
+    """A streamed body. Whoever holds it must call `aclose`, also when it was not written to its end.
+
+    `feed` gives all of it to `write`, and returns at its end; it raises ProxyError where the end is missing.
     `interrupt` ends it for a reason of ours, and gives the last bytes that tell the reader so.
     """
 
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    async def feed(self, write: Write) -> None: ...
 
     def interrupt(self, error: ProxyError) -> bytes: ...
 

@@ -6,6 +6,8 @@
     ├── DemoFailed             the demo did not see what it shows (`demo/`)
     ├── InternalError          500  a fault of this program; its traceback is in the log
     ├── Stopping               503  the proxy was told to end, and the drain time is over
+    ├── Ended                  410  the caller ended the generation by DELETE, or it gave way
+    ├── QueueFull              429  too many wait for the backend already: nothing was sent
     ├── RequestError           the caller's mistake, found before anything was sent
     │   ├── InvalidRequest     400  a field has the wrong type or value
     │   ├── ContextLengthExceeded 400  the prompt is longer than the model's window
@@ -76,6 +78,30 @@ class Stopping(ProxyError):
     status = 503
     code = "shutting_down"
     may_have_cost = True
+
+
+class Ended(ProxyError):
+    """A generation was ended on purpose while somebody listened. Tokens may have been spent."""
+
+    status = 410
+    code = "generation_ended"
+    may_have_cost = True
+
+
+class QueueFull(ProxyError):
+    """Too many requests wait for the backend; nothing was sent. `retry_after` is in seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**super().headers, "retry-after": str(self.retry_after)}
 
 
 class RequestError(ProxyError):

@@ -17,6 +17,13 @@ _NOT_RETURNED = _HOP_BY_HOP | {"content-encoding", "server", "date", "set-cookie
 _NOT_RETURNED |= {"access-control-allow-origin", "x-accel-buffering", "x-should-retry"}
 
 
+JSON = ("content-type", "application/json")
+STREAM = [
+    ("content-type", "text/event-stream"),
+    ("cache-control", "no-cache"),
+    ("x-accel-buffering", "no"),  # nginx holds streams back otherwise
+]
+
 MOST_DECISIONS = 64
 """Named in the header; the ledger has all."""
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from proxy import refusals, shape, sse
-from proxy.dialects import Dialect
+from proxy.dialects import Dialect, reading
 from proxy.errors import ProxyError, UpstreamError
 from proxy.jsons import dumps, loads, objects
 from proxy.live import Live
-from proxy.messages import Event, Json, Plan
+from proxy.messages import Event, Json, Plan, Progress
 from proxy.record import Record
 from proxy.wire import Answer
 
@@ -54,7 +54,9 @@ class Incoming:
         *,
         live: Live | None = None,
         again: Again | None = None,
+        progress: bool = False,
     ) -> None:
+        """`progress`: the engine tells how far it has read the prompt, because we asked, and the client did not."""
         self._answer = answer
         self._dialect = dialect
         self._shaper = shaper
@@ -69,6 +71,9 @@ class Incoming:
         self._id: Json = None  # of it, as the engine knows it
         self._second: Plan | None = None  # of another answer, of which nothing came yet
         self._follows = False  # on an answer that was lost
+        self._tells = progress
+        self.progress: Progress | None = None
+        """How far the engine has read the prompt; None where it does not tell, or writes already."""
         self._watches = live is not None or again is not None
 
     @property
@@ -88,14 +93,16 @@ class Incoming:
         return bool(choices) and all(choice.finish for choice in choices)
 
     async def __aiter__(self) -> AsyncIterator[tuple[list[Event], bool]]:
-        """(events, whether these are the last) for each read that brought any, and at the end."""
+        """(events, whether these are the last) for each read that brought any, and at the end. None came, but for the
+        last, where there is only progress."""
         while True:
             codec, over = sse.Decoder(), False
             try:
                 async for data in self._answer.chunks():
+                    read = self.progress
                     if over := self._take(codec.feed(data)):
                         break
-                    if self._ready:
+                    if self._ready or self.progress is not read:
                         yield self._taken(), False
                 if not over and not self._take(codec.end()) and not self.is_finished:
                     raise UpstreamError("the backend ended the stream in the middle of the answer")
@@ -132,6 +139,8 @@ class Incoming:
                 # Not a token's worth of meaning is lost with it, and hours of work would be if the stream ended here.
                 log.warning("request %s: an event is left out: %s", self._record.entry.request_id, error.message)
                 continue
+            if self._tells and self._is_progress(event):
+                continue
             if self._second is not None:
                 if event.error is not None:
                     self._no_second(refusals.inside(event.error))
@@ -151,6 +160,12 @@ class Incoming:
             else:
                 self._put(event)
         return self._shaper.cuts and self._shaper.over
+
+    def _is_progress(self, event: Event) -> bool:
+        """Whether an event tells nothing else. The role that it says again is told with the first word."""
+        words = any(part.reasoning or part.text or part.calls or part.finish for part in event.parts)
+        self.progress = None if words else event.progress or self.progress
+        return event.progress is not None and not words and event.error is None
 
     def _watch(self, event: Event) -> None:
         """What only answers need that may be followed by another, or told to come to their end."""
@@ -265,14 +280,25 @@ async def streamed(answer: Answer, dialect: Dialect) -> Chunked:
     event = dialect.decode(body, whole=True)
     if event.error is not None or not event.parts:
         raise refusals.inside(event.error or EMPTY)
+    said, ends, usage = _as_chunks(body)
+    chunks = [said, ends, *([{**said, "choices": [], "usage": usage}] if usage else [])]
+    return _Written(b"".join(sse.encode(dumps(chunk)) for chunk in chunks) + sse.DONE_EVENT)
+
+
+def replayed(body: bytes, ended: set[int]) -> list[Event]:
+    """A whole answer in the making, as the events of a stream so far; these choices have their finish."""
+    said, ends, _ = _as_chunks(body)
+    ends["choices"] = [choice for choice in ends["choices"] if choice["index"] in ended]
+    return [reading.decode(dumps(chunk)) for chunk in (said, ends) if chunk["choices"]]
+
+
+def _as_chunks(body: bytes) -> tuple[dict[str, Any], dict[str, Any], Json]:
+    """A whole answer as two chunks of a stream, what it says and its finishes; and its usage."""
     found = loads(body)
     usage = found.pop("usage", None)
     head = {**found, "object": "chat.completion.chunk"}
     said, ends = zip(*(_as_deltas(at, choice) for at, choice in enumerate(found["choices"])), strict=True)
-    events: list[dict[str, Any]] = [{**head, "choices": said}, {**head, "choices": ends}]
-    if usage:
-        events.append({**head, "choices": [], "usage": usage})
-    return _Written(b"".join(sse.encode(dumps(event)) for event in events) + sse.DONE_EVENT)
+    return {**head, "choices": list(said)}, {**head, "choices": list(ends)}, usage
 
 
 def _as_deltas(at: int, choice: Mapping[str, Json]) -> tuple[dict[str, Json], dict[str, Json]]:

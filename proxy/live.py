@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 from proxy import headers
-from proxy.callers import Caller
 from proxy.errors import AlreadyAnswering, NotSupported, ProxyError, UpstreamTimeout
 from proxy.jsons import JsonError, dumps, loads
 from proxy.messages import Event, Json
@@ -26,19 +25,10 @@ class Live:
     """One answer as it comes in. `aclose` ends what it still does."""
 
     def __init__(
-        self,
-        running: dict[str, Live],
-        made: Planned,
-        record: Record,
-        *,
-        caller: Caller,
-        headers: Mapping[str, str],
-        seconds: float,
+        self, made: Planned, record: Record, *, headers: Mapping[str, str], seconds: float, wanted: bool
     ) -> None:
-        """`running` has it under the request's id until it is closed. `headers` are the request's; after so many
-        `seconds` of thought, if not 0, the answer is asked for."""
-        self._running = running
-        self._caller = caller
+        """`headers` are the request's. The answer is asked for after so many `seconds` of thought, if not 0; or as soon
+        as the engine has begun, where it is `wanted` already."""
         self._backend = made.route.backend
         self._plan = made.plan
         self._record = record
@@ -48,14 +38,8 @@ class Live:
         self._thinks_since: float | None = None
         self.answers = False
         """It has no thought that could be ended any more."""
-        self._wanted = False
+        self._wanted = wanted
         self._asking: asyncio.Task[None] | None = None
-        running[record.entry.request_id] = self
-
-    def is_of(self, caller: Caller) -> bool:
-        """Whether the request is that caller's."""
-        mine = self._caller
-        return (mine.credential, mine.end_user) == (caller.credential, caller.end_user)
 
     def saw(self, event: Event, answer_id: Json) -> None:
         """The next event of the answer."""
@@ -127,7 +111,6 @@ class Live:
 
     async def aclose(self) -> None:
         """The answer is over."""
-        self._running.pop(self._record.entry.request_id, None)
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)

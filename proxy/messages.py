@@ -139,9 +139,9 @@ class Facts:
     known. `conversation_effort` is `Turn.effort` of the latest known turn of the same conversation.
     `bytes_per_token` is that of prompts, learned or assumed on the safe side. `reasoning_field` is the name under
     which past thoughts are read, empty for the engine's usual one. `is_service`: the family's own service.
-    `takes_options`: it reads template options. `has_control`: a thought can be ended while it runs; `whole_only` are
-    fields that the engine takes together, but not in a stream. `rooms`: effort as sent (empty where none is) → what
-    the thoughts of this family took here.
+    `takes_options`: it reads template options. `has_control`: a thought can be ended while it runs; `has_progress`: it
+    tells how far it has read a prompt; `whole_only` are fields that the engine takes together, but not in a stream.
+    `rooms`: effort as sent (empty where none is) → what the thoughts of this family took here.
     """
 
     backend: str
@@ -166,6 +166,7 @@ class Facts:
     bytes_per_token: float = 3.0
     conversation_effort: str | None = None
     has_control: bool = False
+    has_progress: bool = False
     whole_only: tuple[str, ...] = ()
     rooms: Mapping[str, Room] = field(default_factory=dict)
 
@@ -178,6 +179,8 @@ class Plan:
     effort stays as the client wrote it, `effort_changed` is false and its place in the body is left alone.
     `restored` is the size in bytes of the thoughts that were put back, by position. `fields` are further raw values
     that are set, or with None taken away; `developer_role` is "system" where that role is sent as the other.
+    `streamed`: the answer is to come as a stream, whatever the client wants, with a thought that can be ended
+    (`controlled`) and a word now and then while the prompt is read (`progress`).
     """
 
     request: ChatRequest
@@ -197,6 +200,7 @@ class Plan:
     keeps_stop: bool = False
     visible_tokens: int | None = None
     controlled: bool = False
+    progress: bool = False
     streamed: bool = False
     history: History = History()
     restored: Mapping[int, int] = field(default_factory=dict)
@@ -229,6 +233,28 @@ class Usage:
     completion: int | None = None
     reasoning: int | None = None
     repaired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of a prompt the engine has read, in tokens: `processed` of `total`, `cached` of them without work; the
+    rest took so many `seconds`."""
+
+    total: int
+    cached: int
+    processed: int
+    seconds: float
+
+    @property
+    def percent(self) -> int:
+        """How much that is of the whole."""
+        return 100 * self.processed // self.total if self.total else 100
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest takes at the same pace; None where there is none yet."""
+        done = self.processed - self.cached
+        return (self.total - self.processed) * self.seconds / done if done > 0 and self.seconds > 0 else None
 
 
 @dataclass(slots=True)
@@ -267,6 +293,7 @@ class Event:
     usage: Usage | None = None
     timings: Mapping[str, Json] | None = None
     error: Mapping[str, Json] | None = None
+    progress: Progress | None = None
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import re
+from collections.abc import Callable
 from functools import partial
 from urllib.parse import unquote
 
@@ -14,36 +15,38 @@ import msgspec
 from proxy import (
     config,
     families,
+    generations,
     headers,
     measuring,
     models,
     normalise,
-    policy,
     refusals,
     relay,
     render,
-    shape,
     tokens,
     window,
 )
+from proxy.asking import CHAT, Asking, enter
 from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
-from proxy.cut import Cut
 from proxy.doors import Call, Reply
-from proxy.errors import InternalError, ModelNotFound, NotFound, ProxyError, Stopping
-from proxy.incoming import Again, Incoming, Second, streamed
-from proxy.live import Live
-from proxy.messages import Plan
+from proxy.errors import Ended, InternalError, ModelNotFound, NotFound, ProxyError, Stopping
+from proxy.generation import Generation
+from proxy.generations import Generations
+from proxy.listeners import Listener, Streaming, Whole
+from proxy.messages import ChatRequest, Json
 from proxy.places import hide_password, sqlite_path
-from proxy.planning import Planned, Planner
+from proxy.planning import PROGRESS, Planned, Planner
 from proxy.record import Record
 from proxy.store import Store, open_store
 from proxy.wire import Answer
 
 log = logging.getLogger(__name__)
 
-_CHAT = "/chat/completions"
-_ANSWER_NOW = re.compile(rf"{_CHAT}/([^/]+)/answer-now")
+_WORK = ("/completions", "/responses", "/messages", "/embeddings", "/rerank", "/reranking", "/score", "/infill")
+"""Paths, beside chat, whose POST makes an engine work on its models."""
+_ANSWER_NOW = re.compile(rf"{CHAT}/([^/]+)/answer-now")
+_GENERATION = re.compile(r"/generations/([^/]+)")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STOPPING = "the proxy is shutting down; send the request again later"
 
@@ -57,8 +60,7 @@ class Pipeline:
         self.backends = Backends(settings, families.load(settings.families))
         self._callers = Callers(settings, store.salt)
         self._planner = Planner(settings, store, self.backends)
-        self.running: dict[str, Live] = {}
-        """The streamed answers that are under way, by the id of their request."""
+        self.generations = Generations()
         self.draining = False
         """New requests had better go elsewhere."""
         self.stopping = asyncio.Event()
@@ -101,7 +103,8 @@ class Pipeline:
             )
         except BaseException as error:
             if not self.stopping.is_set():
-                record.failed(error)
+                if not record.goes_on:
+                    record.failed(error)
                 raise
             reply = _failed(record, Stopping(STOPPING))  # cancelled by a door, which still has to answer
         return _identified(reply, call, record)
@@ -119,17 +122,21 @@ class Pipeline:
         return _identified(_failed(record, error), call, record)
 
     def _record(self, call: Call) -> Record:
-        kind = "chat" if _api_path(call) == _CHAT else "passthrough"
+        kind = "chat" if _api_path(call) == CHAT else "passthrough"
         return Record(self.store, call, "req_" + os.urandom(12).hex(), kind, self._secrets)
 
     async def _routed(self, call: Call, record: Record) -> Reply:
         path = _api_path(call)
-        if path == _CHAT:
+        if path == CHAT:
             if call.method != "POST":
                 raise NotFound(f"{call.method} {call.path} does not exist; use POST")
             return await self._chat(call, record)
         if call.method == "POST" and (found := _ANSWER_NOW.fullmatch(path)):
             return await self._answer_now(call, found[1], record)
+        if call.method == "GET" and path == "/generations":
+            return await self._generations(call, record)
+        if call.method == "DELETE" and (found := _GENERATION.fullmatch(path)):
+            return await self._end(call, found[1], record)
         if call.method == "GET" and (path == "/models" or path.startswith("/models/")):
             return await self._models(call, path.removeprefix("/models").strip("/"), record)
         if call.path.startswith("/v1/") and not {".", ".."} & set(path.split("/")):
@@ -137,102 +144,59 @@ class Pipeline:
         raise NotFound(f"there is nothing at {call.path}; the API is at /v1")
 
     async def _chat(self, call: Call, record: Record) -> Reply:
-        """Read the request; plan it; say it in the backend's words; send it; pass on the answer."""
+        """Read the request; plan it; let its answer be made, or find it half made; reply with it as it comes."""
         caller = self._caller(call, record)
         request = normalise.read(call.body)
         record.entry.model, record.entry.stream = request.model, request.stream
-        made = await self._planner.plan(request, caller, call.headers)
-        record.planned(made)
-        window.check(made.plan)
-        answer = await self._sent(call, made.plan, made.route.backend)
-        if made.plan.restored and await refusals.overflows(answer):
-            # Nothing was generated, and the client's own messages may fit: only what we added is too much.
-            size, limit = window.size(made.plan), made.plan.facts.context_limit
-            made.route.backend.learned.overflowed(made.route.upstream_model, size, limit)
-            made = self._planner.decided(made, bare=True)
-            record.planned(made, attempts=2)
-            answer = await self._sent(call, made.plan, made.route.backend)
-
-        record.answered(answer.status)
-        told = headers.returned(answer.headers, record.safe)
-        if answer.status >= 400:
-            more, error = await refusals.refused(answer, record)
-            return Reply(answer.status, told + headers.of_plan(made.plan) + more, error)
-        usage = {"include_usage": request.include_usage, "continuous_usage": request.continuous_usage}
-        view = render.View(caller.shown, **usage)
-        if not made.plan.streamed:
-            again = self._again(call, made, record)
-            event = await relay.whole(answer, made.route.backend.dialect, self._hearing(made), record, again=again)
+        generation = self.generations.rejoined(caller, request)
+        if generation is not None:
+            record.rejoined(generation.record)
+            listener = self._listener(generation, call, caller, request, record)
+            generation.join(listener)
         else:
-            incoming = await self._incoming(call, caller, made, answer, record)
-            if request.stream:
-                told += headers.of_plan(made.plan) + relay.STREAM_HEADERS
-                return Reply(answer.status, told, relay.Stream(incoming, view, record))
-            event = await relay.gathered(incoming, record)
-        told += headers.of_plan(record.plan or made.plan)
-        more = headers.of_answer(record.entry.outcome, record.cost())
-        return Reply(answer.status, [*told, relay.JSON, *more], view.whole(event))
+            made = await self._planner.plan(request, caller, call.headers)
+            record.planned(made)
+            window.check(made.plan)
+            theirs = self.generations
+            asking = Asking(self._planner, call, caller, request, made, record=record, crowded=theirs.crowded)
+            generation = Generation(asking, record, self.settings, keeps=theirs.keeps, over=theirs.over)
+            listener = self._listener(generation, call, caller, request, record)
+            theirs.add(generation)
+            generation.start(listener)
+        try:
+            return await listener.reply()
+        except BaseException:
+            if self.stopping.is_set():
+                listener.interrupt(Stopping(STOPPING))
+            await listener.aclose()
+            raise
 
-    def _hearing(self, made: Planned) -> shape.Shaper:
-        """What makes the answer to this plan what the engine should have sent."""
-        plan, settings = made.plan, self.settings
-        # A filler is listened for where this request carries one that the model may echo.
-        filled = any(decision.rule == "filler" for decision in plan.decisions)
-        return shape.Shaper(
-            settings.thinking,
-            made.route.family,
-            filler=settings.history.filler_text if filled else "",
-            new_id=_call_id,
-            cut=partial(Cut, plan.stops, most_tokens=plan.visible_tokens, keeps_stop=plan.keeps_stop)
-            if plan.cuts
-            else None,
-            choices=plan.request.choices,
-        )
-
-    async def _incoming(self, call: Call, caller: Caller, made: Planned, answer: Answer, record: Record) -> Incoming:
-        """The answer as it comes, and as one whose thought can be ended."""
-        backend, seconds = made.route.backend, self.settings.policy.thinking_seconds
-        stream = await streamed(answer, backend.dialect)
-        live = Live(self.running, made, record, caller=caller, headers=call.headers, seconds=seconds)
-        again = self._again(call, made, record)
-        return Incoming(stream, backend.dialect, self._hearing(made), record, live=live, again=again)
-
-    def _again(self, call: Call, made: Planned, record: Record) -> Again | None:
-        """How one more answer is asked for where this one is lost to thinking; None where none shall be."""
-        plan = policy.rescued(made.plan, made.terms)
-        if plan is None:
-            return None
-
-        async def again() -> Second | None:
-            record.entry.attempts += 1
-            try:
-                answer = await self._sent(call, plan, made.route.backend)
-            except ProxyError as error:
-                log.warning("request %s: there is no second answer: %s", record.entry.request_id, error.message)
-                return None
-            if answer.status >= 400:
-                reason = refusals.error_fields(await answer.read(), answer.status)[0]
-                log.warning("request %s: there is no second answer: %s", record.entry.request_id, record.safe(reason))
-                return None
-            return Second(answer, plan)
-
-        return again
-
-    async def _sent(self, call: Call, plan: Plan, backend: Backend) -> Answer:
-        body = backend.dialect.encode(plan)
-        await backend.give_way()
-        return await backend.send("POST", _CHAT, headers.upstream(call.headers), body, query=call.query)
+    def _listener(
+        self, generation: Generation, call: Call, caller: Caller, request: ChatRequest, record: Record
+    ) -> Listener:
+        """The client's side of a generation."""
+        usage = {"include_usage": request.include_usage, "continuous_usage": request.continuous_usage}
+        view, server = render.View(caller.shown, **usage), self.settings.server
+        if not request.stream:
+            return Whole(generation, record, view, server)
+        return Streaming(generation, record, view, server, progress=call.headers.get(PROGRESS) == "1")
 
     async def _answer_now(self, call: Call, request_id: str, record: Record) -> Reply:
         """End the thought of a running request of the same caller."""
         caller = self._caller(call, record)
-        live = self.running.get(request_id)
-        if live is None or not live.is_of(caller):
-            raise NotFound(f"no streamed answer {request_id!r} of yours runs; the id is in its header x-request-id")
-        status = await live.answer_now()
-        record.entry.status = 200
-        record.finish("ok")
-        return Reply(200, [relay.JSON], msgspec.json.encode({"request_id": request_id, "status": status}))
+        status = await self.generations.named(request_id, caller).answer_now()
+        return _told(record, {"request_id": request_id, "status": status})
+
+    async def _generations(self, call: Call, record: Record) -> Reply:
+        """Those of the caller."""
+        found = self.generations.of(self._caller(call, record))
+        return _told(record, {"object": "list", "data": [generations.shown(each) for each in found]})
+
+    async def _end(self, call: Call, request_id: str, record: Record) -> Reply:
+        """End a generation of the caller, whether somebody listens or not."""
+        generation = self.generations.named(request_id, self._caller(call, record))
+        await self.generations.drop(generation, Ended("this generation was ended by DELETE"))
+        return _told(record, {"object": "generation", "id": request_id, "deleted": True})
 
     def _caller(self, call: Call, record: Record) -> Caller:
         caller = self._callers.of(call.headers)
@@ -243,33 +207,47 @@ class Pipeline:
         """All models, or the one of this name."""
         self._caller(call, record)
         rows = await models.listed(self.settings, self.backends, call.headers, record.safe)
-        record.entry.status = 200
         if name and name not in rows:
             raise ModelNotFound(f"there is no model {name!r} here; GET /v1/models lists them", param="model")
-        record.finish("ok")
-        found = rows[name] if name else {"object": "list", "data": list(rows.values())}
-        return Reply(200, [relay.JSON], msgspec.json.encode(found))
+        return _told(record, rows[name] if name else {"object": "list", "data": list(rows.values())})
 
     async def _pass_through(self, call: Call, record: Record) -> Reply:
         """Any other path of the API: unchanged, streamed, and with a row of its own."""
-        self._caller(call, record)
+        caller = self._caller(call, record)
         backend = await self._backend_for(call.body, record)
         record.entry.backend, record.entry.engine = backend.name, backend.engine
         sent = headers.upstream(call.headers)
         for name in ("accept-encoding", "content-type"):
             if name in call.headers:
                 sent[name] = call.headers[name]
-        record.entry.attempts = 1
-        await backend.give_way()
-        answer = await backend.send(call.method, call.path.removeprefix("/v1"), sent, call.body, query=call.query)
+        leave = await self._place(call, caller, backend)
+        try:
+            record.entry.attempts = 1
+            await backend.give_way()
+            answer = await backend.send(call.method, call.path.removeprefix("/v1"), sent, call.body, query=call.query)
+            reply = await self._passed(answer, backend, record, leave)
+        except BaseException:
+            leave()
+            raise
+        return reply
+
+    async def _place(self, call: Call, caller: Caller, backend: Backend) -> Callable[[], None]:
+        """A place at the backend for what lets it work; how it is given back."""
+        if call.method != "POST" or _api_path(call) not in _WORK:
+            return lambda: None
+        ticket = await enter(backend, caller)
+        return partial(backend.line.leave, ticket)
+
+    async def _passed(self, answer: Answer, backend: Backend, record: Record, leave: Callable[[], None]) -> Reply:
         record.answered(answer.status)
         told = [("x-proxy-backend", backend.name), *headers.returned(answer.headers, record.safe)]
         if answer.status >= 400:
             more, error = await refusals.refused_raw(answer, record)
+            leave()
             return Reply(answer.status, told + more, error)
         kept = ("content-type", "cache-control", "content-encoding")
         told += [(name, answer.headers[name]) for name in kept if name in answer.headers]
-        return Reply(answer.status, told, relay.Raw(answer, record))
+        return Reply(answer.status, told, relay.Raw(answer, record, leave))
 
     async def _backend_for(self, body: bytes, record: Record) -> Backend:
         """By the `model` of a JSON body, else the first backend."""
@@ -296,6 +274,7 @@ class Pipeline:
 
     async def aclose(self) -> None:
         """Close all connections, and write what is queued."""
+        await self.generations.aclose(Stopping(STOPPING))
         await self.backends.aclose()
         await asyncio.to_thread(self.store.close)
 
@@ -305,10 +284,17 @@ def _api_path(call: Call) -> str:
     return unquote(call.path).removeprefix("/v1").rstrip("/")
 
 
+def _told(record: Record, body: Json) -> Reply:
+    """An answer of our own."""
+    record.entry.status = 200
+    record.finish("ok")
+    return Reply(200, [headers.JSON], msgspec.json.encode(body))
+
+
 def _failed(record: Record, error: ProxyError) -> Reply:
     record.failed(error)
     body = record.safe(error.body().decode()).encode()
-    return Reply(error.status, [relay.JSON, *error.headers.items()], body)
+    return Reply(error.status, [headers.JSON, *error.headers.items()], body)
 
 
 def _identified(reply: Reply, call: Call, record: Record) -> Reply:
@@ -318,7 +304,3 @@ def _identified(reply: Reply, call: Call, record: Record) -> Reply:
     if _REQUEST_ID.fullmatch(theirs):
         reply.headers.append(("x-client-request-id", theirs))
     return reply
-
-
-def _call_id() -> str:
-    return "call_" + os.urandom(12).hex()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from proxy import config, history, keys, policy
 from proxy.backends import Backends, Route
@@ -13,6 +14,9 @@ from proxy.messages import ChatRequest, Decision, Plan
 from proxy.recall import Recalled, Recaller
 from proxy.store import Store
 from proxy.turns import Found
+
+PROGRESS = "x-proxy-progress"
+"""A request with `1` in this header is told how far its prompt is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,13 @@ class Planned:
     terms: policy.Terms
 
 
+class Instead(NamedTuple):
+    """Another backend than the one that the request is for, and why."""
+
+    backend: str
+    reason: str
+
+
 class Planner:
     """Makes plans; nothing is sent by it but the questions of probes."""
 
@@ -36,7 +47,9 @@ class Planner:
         self._store = store
         self._backends = backends
 
-    async def plan(self, request: ChatRequest, caller: Caller, headers: Mapping[str, str]) -> Planned:
+    async def plan(
+        self, request: ChatRequest, caller: Caller, headers: Mapping[str, str], *, instead: Instead | None = None
+    ) -> Planned:
         """Find out what it is and where it goes; put back what the front end dropped; decide.
 
         Raises ModelNotFound, and InvalidRequest for what the model cannot be asked.
@@ -46,9 +59,13 @@ class Planner:
         preset, decisions = policy.matching(settings.rules, policy.Asked(request, kind, caller.client, headers))
         if kind != "chat":
             decisions += (Decision(kind, why),)
-        route = await self._backends.route(preset.model or request.model, to=preset.backend)
-        if route.upstream_model != request.model or preset.backend is not None:
-            decisions += (Decision("route", f"{route.upstream_model} on {route.backend.name}"),)
+        model = preset.model or request.model
+        if instead is None:
+            route, why = await self._backends.route(model, to=preset.backend), ""
+        else:
+            route, why = await self._backends.stand_in(model, instead.backend), f": {instead.reason}"
+        if route.upstream_model != request.model or preset.backend is not None or why:
+            decisions += (Decision("route", f"{route.upstream_model} on {route.backend.name}{why}"),)
         request = request if request.effort or request.switched_on else replace(request, effort=route.effort)
 
         chain = Chain(
@@ -57,7 +74,9 @@ class Planner:
         known = Recaller(chain, request.messages, await self._found(chain), caller.conversation).all()
         facts = route.backend.facts(route.upstream_model, route.family, history.conversation_effort(known))
         start = Plan(request, facts, request.messages, kind=kind, decisions=decisions)
-        made = Planned(start, start, chain, known, route, policy.Terms(settings.policy, preset))
+        made = Planned(
+            start, start, chain, known, route, policy.Terms(settings.policy, preset, headers.get(PROGRESS) == "1")
+        )
         return self.decided(made)
 
     def decided(self, made: Planned, *, bare: bool = False) -> Planned:

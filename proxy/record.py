@@ -14,7 +14,7 @@ from proxy import prices, tokens, window
 from proxy.backends import Route
 from proxy.callers import Caller, keys_in
 from proxy.doors import Call
-from proxy.errors import ProxyError, RequestError, UpstreamError, UpstreamUnreachable
+from proxy.errors import Ended, ProxyError, RequestError, UpstreamError, UpstreamUnreachable
 from proxy.fold import Fold, total
 from proxy.jsons import dumps
 from proxy.keys import Chain
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 _LEAST_SECRET = 6
 _SETTLE_SECONDS = 1.0
 """An answer waits so long at the most for a database that does not take it; the turn is in memory all the same."""
+_LONG_MS = 500
+_SHARED = ("kind", "model", "upstream_model", "backend", "engine", "family", "effort_sent", "effort_reason")
+"""What is said of a request that rejoins another one's answer; tokens and cost are the other's."""
 _CHOSEN_BY_DEFAULT = frozenset({"auto", "slow-backend", "default", "conversation"})
 
 
@@ -52,6 +55,8 @@ class Record:
         self._chain: Chain | None = None
         self._known: Mapping[int, Recalled] = {}
         self._kept = self._left = False
+        self.goes_on = False
+        """Its answer is made though its client has left."""
         self._route: Route | None = None
 
     def safe(self, text: str) -> str:
@@ -65,12 +70,12 @@ class Record:
         entry = self.entry
         entry.client, entry.end_user, entry.conversation = caller.client, caller.end_user, caller.conversation
 
-    def planned(self, made: Planned, *, attempts: int = 1) -> None:
+    def planned(self, made: Planned) -> None:
         """What was decided, before it is sent."""
         self._plan = plan = made.plan
         self._chain, self._known, self._route = made.chain, made.known, made.route
         entry, request, facts, counts = self.entry, plan.request, plan.facts, plan.history
-        entry.kind, entry.stream, entry.attempts = plan.kind, request.stream, attempts
+        entry.kind, entry.stream = plan.kind, request.stream
         entry.model, entry.upstream_model = request.model, facts.upstream_model
         entry.backend, entry.engine, entry.family = facts.backend, facts.engine, facts.family.name
         entry.effort_asked = request.effort.word if request.effort else None
@@ -132,6 +137,8 @@ class Record:
             self.finish("upstream_unreachable")
         elif isinstance(error, UpstreamError):
             self.finish("upstream_error")
+        elif isinstance(error, Ended):
+            self.finish("client_disconnected")
         else:
             self.finish("rejected" if isinstance(error, ProxyError) else "client_disconnected")
 
@@ -161,9 +168,22 @@ class Record:
         self._store.put_entry(entry, _Counting(self._folds, usages, self._route, prompt))
 
     async def settled(self) -> None:
-        """Where other proxies read the same store, wait a little until this request's turns are written."""
-        if self._store.shared and self._kept:
+        """Wait a little until this request's turns and row are written: where other proxies read the same store, and
+        where so much time went into the answer that a few milliseconds are nothing beside it."""
+        if (self._store.shared and self._kept) or (self.entry.duration_ms or 0) >= _LONG_MS:
             await asyncio.to_thread(self._store.flush, _SETTLE_SECONDS)
+
+    def rejoined(self, other: Record) -> None:
+        """This request listens to the answer that another one asked for, and paid for."""
+        mine, its = self.entry, other.entry
+        for name in _SHARED:
+            setattr(mine, name, getattr(its, name))
+        self.flag("rejoined", True)
+
+    def delivered(self, other: Record) -> None:
+        """All of the other request's answer is with this one's client."""
+        self.entry.status, self.entry.finish_reason = other.entry.status, other.entry.finish_reason
+        self.finish(other.entry.outcome)
 
     def cost(self) -> str | None:
         """What the answer cost as far as its usage is reported, for a response header."""

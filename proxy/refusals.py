@@ -46,6 +46,11 @@ async def overflows(answer: Answer) -> bool:
     return answer.status == 400 and _is_too_long(await answer.read())
 
 
+async def is_loading(answer: Answer) -> bool:
+    """Whether llama.cpp's server, or one that is built on it, has not got its model yet."""
+    return answer.status == 503 and b"loading model" in (await answer.read()).lower()
+
+
 def _is_too_long(body: bytes) -> bool:
     text = body.decode("utf-8", "replace").lower()
     return any(phrase in text for phrase in _TOO_LONG)

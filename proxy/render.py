@@ -104,6 +104,12 @@ class View:
         """What was held back when the stream broke off or ended without a finish."""
         return self._added([({"index": part.choice, "delta": {}}, part) for part in parts])
 
+    def silence(self, head: dict[str, Any]) -> bytes:
+        """An event without a word, in the manner of the latest one; `head` is its own where nothing came yet."""
+        last = {} if self._last is None else loads(self._last)
+        said = {name: last.get(name, value) for name, value in head.items()}
+        return sse.encode(dumps({**said, "choices": [{"index": 0, "delta": {}, "finish_reason": None}]}))
+
     def close(self, fold: Fold, usage: Json = None) -> bytes:
         """The end of a complete stream: a finish for each choice that lacks one, the usage, then `[DONE]`.
 

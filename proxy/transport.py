@@ -123,20 +123,33 @@ def _stream_class(library: Any) -> Any:
             self._body = body
             self._request = request
             self._seconds = seconds
+            self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=16)
+            self._feeding: asyncio.Task[None] | None = None
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            pieces = aiter(self._body)
+            self._feeding = asyncio.create_task(self._feed(), name="library body")
             while True:
                 try:
                     async with asyncio.timeout(self._seconds):
-                        piece = await anext(pieces)
-                except StopAsyncIteration:
-                    return
+                        piece = await self._pieces.get()
                 except TimeoutError:
                     raise library.ReadTimeout(f"silent for {self._seconds} s", request=self._request) from None
+                if piece is None:
+                    await self._feeding
+                    return
                 yield piece
 
+        async def _feed(self) -> None:
+            try:
+                await self._body.feed(self._pieces.put)
+            finally:
+                await self._pieces.put(None)
+
         async def aclose(self) -> None:
+            if self._feeding is not None:
+                self._feeding.cancel()
+            while not self._pieces.empty():  # whoever has another one must not wait for ever
+                self._pieces.get_nowait()
             await self._body.aclose()
 
     return _Stream

@@ -28,8 +28,19 @@ port = 1
 => port: no such setting; did you mean server.port?
 
 [server]
-keepalive_seconds = 1
-=> server.keepalive_seconds: no such setting; known here: host, port, max_body_mb, drain_seconds
+colour = 1
+=> server.colour: no such setting; known here: host, port, max_body_mb, drain_seconds, keepalive, keepalive_seconds,
+   nonstream_keepalive_seconds
+
+[backends.other]
+url = "http://127.0.0.1:8081/v1"
+fallback = ["locall"]
+=> backends.other.fallback[0]: no backend "locall"; did you mean "local"?
+
+[backends.other]
+url = "http://127.0.0.1:8081/v1"
+fallback = ["other"]
+=> backends.other.fallback[0]: a backend is no fallback of its own
 
 [models."a.b"]
 price = {input = 1, output = 1, ouput = 1}

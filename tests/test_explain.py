@@ -95,8 +95,14 @@ async def sent(pipeline: Pipeline, body: Any, headers: Mapping[str, str] | None 
     reply = await pipeline.handle(Call("POST", CHAT, headers or {}, content))
     if isinstance(reply.body, bytes):
         return reply, reply.body
+    pieces: list[bytes] = []
+
+    async def write(piece: bytes) -> None:
+        pieces.append(piece)
+
     try:
-        return reply, b"".join([piece async for piece in reply.body])
+        await reply.body.feed(write)
+        return reply, b"".join(pieces)
     finally:
         await reply.body.aclose()
 
@@ -782,6 +788,7 @@ def _fields_hold(made: explain.Explained, body: bytes, raw: bytes) -> None:
         touched |= {"stream", "stream_options"}
     touched |= {"timings_per_token"} if plan.cuts else set()
     touched |= {"reasoning_control"} if plan.controlled else set()
+    touched |= {"return_progress"} if plan.progress else set()
     assert {name for name in came if name not in touched and gone.get(name) != came[name]} == set()
     assert gone.keys() - came.keys() <= touched
     before, after = json.loads(body), json.loads(raw)

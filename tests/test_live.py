@@ -144,7 +144,7 @@ async def test_nobody_ends_the_thought_of_a_request_that_is_not_theirs():
                 assert await reading.rest() == (THOUGHT, TEXT, "stop")
                 refused.append(await answer_now(proxy, reading.id, **anna))
     for response in refused:
-        assert "no streamed answer" in refusal(response, 404, "not_found")
+        assert "no generation" in refusal(response, 404, "not_found")
     refusal(keyless, 401, "invalid_api_key")
     assert not controls(backend)
 

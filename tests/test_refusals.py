@@ -35,8 +35,11 @@ LOCAL = {"engine": "kimi", "family": "kimi-k3", "models": ["m"], "slow": False}
 )
 async def test_an_error_is_sent_again_only_where_that_helps(reply, retried):
     """A caller's mistake that llama-server calls 500, work that may have cost tokens, and an empty quota are not."""
-    async with FakeBackend(reply) as backend, serving(settings(backend.url)) as proxy:
-        response = await proxy.chat(USER)
+    async with FakeBackend(reply) as backend:
+        given = settings(backend.url)
+        local = given.backends["local"].model_copy(update={"loading_timeout": 0.0})
+        async with serving(given.model_copy(update={"backends": {"local": local}})) as proxy:
+            response = await proxy.chat(USER)
     assert response.headers.get("x-should-retry") == (None if retried else "false")
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert "x-proxy-error" not in response.headers

@@ -108,6 +108,7 @@ def across(settings: Settings, tables: Mapping[str, Any], environ: Mapping[str, 
     yield from _host(settings, tables)
     yield from _same_keys(settings)
     yield from _backends_of_models(tables)
+    yield from _fallbacks(tables)
     yield from _families(tables)
     yield from _efforts(settings, tables)
     yield from _rules(tables)
@@ -170,6 +171,17 @@ def _backends_of_models(tables: Mapping[str, Any]) -> Found:
         backend = table.get("backend")
         if isinstance(backend, str) and backend not in known:
             yield (*path, "backend"), _no_such("backend", backend, known)
+
+
+def _fallbacks(tables: Mapping[str, Any]) -> Found:
+    known = [name for (_, name), _ in _entries(tables, "backends")]
+    for path, table in _entries(tables, "backends"):
+        others = table.get("fallback")
+        for number, other in enumerate(others if isinstance(others, (list, tuple)) else ()):
+            if other == path[1]:
+                yield (*path, "fallback", number), "a backend is no fallback of its own"
+            elif isinstance(other, str) and other not in known:
+                yield (*path, "fallback", number), _no_such("backend", other, known)
 
 
 class _OwnFamilies(Section):

@@ -30,16 +30,20 @@ Engine = Literal["auto", *DIALECTS]  # type: ignore[valid-type]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Name = Annotated[str, MinLen(1)]
 Seconds = Annotated[float, Ge(0), Field(allow_inf_nan=False)]
-PositiveSeconds = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
+Positive = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
 
 
 class Server(Section):
-    """`[server]`: where the proxy listens, and what it takes."""
+    """`[server]`: where the proxy listens, what it takes, and how it keeps clients that wait. `keepalive_seconds` and
+    `nonstream_keepalive_seconds` of 0 are never."""
 
     host: Name = "127.0.0.1"
     port: Annotated[int, Ge(0), Le(65535)] = 8484
     max_body_mb: Annotated[int, Ge(1)] = 64
     drain_seconds: Seconds = 30.0
+    keepalive: Literal["comment", "chunk", "off"] = "comment"
+    keepalive_seconds: Seconds = 15.0
+    nonstream_keepalive_seconds: Seconds = 0.0
 
     @property
     def max_body_bytes(self) -> int:
@@ -117,7 +121,8 @@ class Defaults(Section):
 
 
 class Backend(Keyed):
-    """`[backends.NAME]`: a server of models. 0 in `context_limit` and `read_timeout` is no limit set here."""
+    """`[backends.NAME]`: a server of models. 0 in `context_limit`, `read_timeout` and `max_concurrency` is no limit set
+    here."""
 
     url: str
     engine: Engine = "auto"
@@ -125,8 +130,14 @@ class Backend(Keyed):
     models: tuple[Name, ...] = ()
     slow: bool | Literal["auto"] = "auto"
     context_limit: Annotated[int, Ge(0)] = 0
-    connect_timeout: PositiveSeconds = 5.0
+    connect_timeout: Positive = 5.0
     read_timeout: Seconds = 0.0
+    loading_timeout: Seconds = 20.0
+    max_concurrency: Annotated[int, Ge(0)] = 0
+    queue_limit: Annotated[int, Ge(0)] = 100
+    detach: bool | Literal["auto"] = "auto"
+    detach_minutes: Positive = 60.0
+    fallback: tuple[Name, ...] = ()
 
     @field_validator("url")
     @classmethod

@@ -63,6 +63,7 @@ class LlamaServer(Dialect):
     budget_fields = ("thinking_budget_tokens", "reasoning_budget_tokens")
     reuses_connections = False
     control = Control("reasoning_control", "/chat/completions/control", {"action": "reasoning_end"})
+    progress_field = "return_progress"
     whole_only = ("tools", "logprobs")
     running_counts: ClassVar[Mapping[str, Json]] = {"timings_per_token": True}
     effort_places = frozenset({"reasoning_effort"})
@@ -88,6 +89,7 @@ class LlamaServer(Dialect):
             context_limit=next((size for size in sizes if size), None),
             template=template if isinstance(template, str) else None,
             loaded=loaded,
+            slots=count_of(props.get("total_slots")) or None,
         )
 
     def effort_option(self, family_option: str, template: str | None) -> str:

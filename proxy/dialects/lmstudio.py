@@ -34,6 +34,7 @@ class LMStudio(Dialect):
     owners = ("organization_owner",)
     door = ("/api/v1/models", "models")
     is_own = True
+    slots = 1
     refuses_missing = False
     takes_unlimited = True
     tells_properties = True

@@ -43,6 +43,7 @@ class Ollama(Dialect):
     owners = ("library",)
     door = ("/api/version", "version")
     is_own = True
+    slots = 1
     refuses_missing = False
     refuses_effort = True
     tells_properties = True

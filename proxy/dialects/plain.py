@@ -28,7 +28,8 @@ class About:
     """What a server tells of one model. None and empty are unknown.
 
     `context_limit` is what one request can have, in tokens; `thinks` whether the server lets it; `efforts` are the
-    words that it takes; `loaded` is false where a request would have to load it first.
+    words that it takes; `loaded` is false where a request would have to load it first; `slots` is how many requests
+    it works on at a time.
     """
 
     context_limit: int | None = None
@@ -36,6 +37,7 @@ class About:
     thinks: bool | None = None
     efforts: tuple[str, ...] = ()
     loaded: bool | None = None
+    slots: int | None = None
 
     def over(self, earlier: About) -> About:
         """What is known now: what this look did not bring stays as it was."""
@@ -45,6 +47,7 @@ class About:
             template=earlier.template if self.template is None else self.template,
             thinks=earlier.thinks if self.thinks is None else self.thinks,
             efforts=self.efforts or earlier.efforts,
+            slots=self.slots or earlier.slots,
         )
 
 
@@ -118,6 +121,8 @@ class Dialect:
     """Prompt plus cap beyond the window is an error, not a clamp."""
     is_own: ClassVar[bool] = False
     """A program that people run by themselves, and no service."""
+    slots: ClassVar[int | None] = None
+    """How many requests it works on at a time where it does not tell; None is as many as come."""
     refuses_missing: ClassVar[bool] = True
     """A past thought that its family requires is missed with an error. Servers of one's own only do worse without."""
     takes_developer: ClassVar[bool] = False
@@ -128,6 +133,8 @@ class Dialect:
     """A connection can serve a further request after it served one."""
     control: ClassVar[Control | None] = None
     """How a thought is ended while it runs, where the engine can."""
+    progress_field: ClassVar[str] = ""
+    """A field that makes it tell how far it has read the prompt."""
     whole_only: ClassVar[tuple[str, ...]] = ()
     """Fields that it takes together, but not in a stream."""
     running_counts: ClassVar[Mapping[str, Json]] = {}
@@ -202,6 +209,8 @@ class Dialect:
                     fields[name] = dumps(value)
         if plan.controlled and self.control is not None:
             fields[self.control.field] = b"true"
+        if plan.progress:
+            fields[self.progress_field] = b"true"
 
     def _message(self, message: Message, reasoning_field: str) -> bytes:
         """A message with its thought under the name that the engine reads, once, and without blank ones.

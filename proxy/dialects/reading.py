@@ -9,7 +9,7 @@ import msgspec
 
 from proxy.errors import UpstreamError
 from proxy.jsons import JsonError, loads
-from proxy.messages import REASONING_FIELDS, Event, Json, Part, Usage, count_of
+from proxy.messages import REASONING_FIELDS, Event, Json, Part, Progress, Usage, count_of
 from proxy.normalise import details_text, parted, parts_text
 
 
@@ -43,6 +43,7 @@ class _Chunk(msgspec.Struct):
     object: Any = None
     message: Any = None
     detail: Any = None
+    prompt_progress: Any = None
 
 
 _CHUNK = msgspec.json.Decoder(_Chunk)
@@ -71,7 +72,19 @@ def decode(payload: bytes, *, whole: bool = False) -> Event:
         event.usage = usage_of(usage)
     if isinstance(chunk.timings, dict):
         event.timings = chunk.timings
+    if isinstance(chunk.prompt_progress, dict):
+        event.progress = _progress(chunk.prompt_progress)
     return event
+
+
+def _progress(told: Mapping[str, Json]) -> Progress | None:
+    """How far llama-server has read the prompt; its own chunk says nothing else but, again, the role."""
+    total, processed = count_of(told.get("total")), count_of(told.get("processed"))
+    if total is None or processed is None:
+        return None
+    milliseconds = told.get("time_ms")
+    seconds = milliseconds / 1000 if isinstance(milliseconds, int | float) and milliseconds > 0 else 0.0
+    return Progress(total, count_of(told.get("cache")) or 0, min(processed, total), seconds)
 
 
 def _error(chunk: _Chunk, payload: bytes) -> Mapping[str, Json] | None:

@@ -41,6 +41,7 @@ class Unsloth(Dialect):
     servers = ("unsloth-studio",)
     owners = ("unsloth-studio",)
     is_own = True
+    slots = 1
     refuses_missing = False
     takes_unlimited = True
     tells_properties = True

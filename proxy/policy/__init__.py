@@ -58,7 +58,8 @@ def _way(plan: Plan, terms: Terms) -> Plan:
     wanted = plan.cuts or (thinks and facts.has_control and terms.policy.thinking_seconds > 0)
     refused = bool(facts.whole_only) and all(has(request, name) for name in facts.whole_only)
     streamed = request.stream or (wanted and not refused)  # a whole answer is cut too, only later
-    return replace(plan, streamed=streamed, controlled=streamed and thinks and facts.has_control)
+    told = streamed and facts.has_progress and (facts.slow or terms.progress) and not has(request, "return_progress")
+    return replace(plan, streamed=streamed, controlled=streamed and thinks and facts.has_control, progress=told)
 
 
 _RULES: tuple[Callable[[Plan, Terms], Plan], ...] = (

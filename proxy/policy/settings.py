@@ -128,10 +128,12 @@ Rules = tuple[Rule, ...]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What holds for one request: the policy, and over it what the rules that match set."""
+    """What holds for one request: the policy, and over it what the rules that match set. `progress`: the client wants
+    to know how far its prompt is read."""
 
     policy: Policy
     preset: Preset = field(default_factory=Preset)
+    progress: bool = False
 
     def floor(self, family: Family, effort: str | None) -> int:
         """The least cap for an effort: a rule's, else the configured one, else the family's, else the default."""

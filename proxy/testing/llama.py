@@ -17,6 +17,7 @@ CONTROL = "/v1/chat/completions/control"
 class LlamaServer(Style):
     """llama.cpp's own server: null content first, keys in its order, `timings` unasked, no reasoning count.
 
+    With `return_progress` the first chunk comes again and again while the prompt is read.
     With `timings_per_token` every chunk has what was counted so far. With `reasoning_control` a POST of `{"id": ...,
     "action": "reasoning_end"}` to `/v1/chat/completions/control` ends the thought of a stream: what is left of it does
     not leave, but for the part that was due already, and the text follows.
@@ -37,6 +38,10 @@ class LlamaServer(Style):
 
     def stream(self, said: Said, request: Request) -> Iterator[Fields]:
         """Made while it leaves: the thought may be ended, and is counted as far as it came."""
+        total = self.usage(said, request).get("prompt_tokens", 0)
+        for processed in (0, total // 2, total) if request.get("return_progress") else ():
+            told = {"total": total, "cache": 0, "processed": processed, "time_ms": processed * 10}
+            yield self.chunk(request, [self.choice(self.opening)]) | {"prompt_progress": told}
         counts = bool(request.get("timings_per_token"))
         thought, rest = list[str](), replace(said, reasoning=None)
         for sent, delta in enumerate(self._as_it_comes(rest, thought, said, request)):

@@ -1,0 +1,268 @@
+"""Those who wait for an answer: what each is shown of it, and how its connection is kept alive till then.
+
+A listener is a client's side of one generation, and the body of the reply to it. The generation pushes, in its own
+task; the door that holds the reply takes what is written as fast as its client reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from proxy import config, headers, render, sse
+from proxy.doors import Reply, Write
+from proxy.errors import ProxyError
+from proxy.messages import Event
+from proxy.record import Record
+
+
+class Source(Protocol):
+    """What makes the answer that a listener waits for."""
+
+    @property
+    def record(self) -> Record:
+        """The account of it."""
+
+    @property
+    def hold_up(self) -> str:
+        """What it waits for, in words; empty where the engine writes."""
+
+    def headers(self) -> list[tuple[str, str]]:
+        """Those of a reply, as far as they are known."""
+
+    def whole(self) -> Event:
+        """All of it, at its end."""
+
+    def end(self, error: ProxyError | None) -> Event:
+        """Let it come to nothing; what was held back."""
+
+    async def left(self, listener: Listener) -> None:
+        """That one listens no more."""
+
+
+class Listener:
+    """One client of one generation. Whoever holds it calls `aclose`."""
+
+    def __init__(self, source: Source, record: Record, view: render.View, every: float) -> None:
+        """`record` is that of the client's own request; silence is broken `every` so many seconds, 0: never."""
+        self._source = source
+        self._view = view
+        self._every = every
+        self._loop = asyncio.get_running_loop()
+        self._reply: asyncio.Future[Reply] = self._loop.create_future()
+        self._over = asyncio.Event()
+        self._fed = asyncio.Event()
+        self._first = b""  # what is due as soon as somebody takes it
+        self._write: Write | None = None
+        self._writes = False
+        self._wrote = self._loop.time()
+        self._keeping: asyncio.Task[None] | None = None
+        self._clock = self._loop.call_later(every, self._tick) if every else None
+        self._gone = False
+        self.record = record
+        self.delivered = False
+        """The client was given all of it."""
+
+    # The door's side
+
+    async def reply(self) -> Reply:
+        """What the client is answered: as soon as its status is known, or when its connection must be kept alive.
+
+        Raises ProxyError where there is nothing but an error.
+        """
+        reply = await self._reply
+        self.delivered = isinstance(reply.body, bytes)
+        return reply
+
+    async def feed(self, write: Write) -> None:
+        """Give the body to `write` as it comes; returns at its end."""
+        self._write = write
+        first, self._first = self._first, b""
+        if first:
+            await self._give(write, first)
+        self._fed.set()
+        await self._over.wait()
+        self.delivered = True
+
+    def interrupt(self, error: ProxyError) -> bytes:
+        """End the answer for a reason of ours: the last bytes. Nothing where it had come to its end."""
+        if self._over.is_set():
+            return b""
+        self._gone = True
+        return self._broken(self._source.end(error), error)
+
+    async def aclose(self) -> None:
+        """The client has all, or has left."""
+        self._gone = True
+        self._stop()
+        self._fed.set()
+        await self._source.left(self)
+
+    # The generation's side
+
+    def opened(self, status: int) -> None:
+        """The backend answers."""
+
+    async def heard(self, events: list[Event]) -> None:
+        """More of the answer."""
+
+    async def waits(self) -> None:
+        """What holds the answer up has changed."""
+
+    def catch_up(self, events: list[Event]) -> None:
+        """What was said before this one came."""
+
+    async def complete(self, events: list[Event], rest: Event, usage: object) -> None:
+        """The last of the answer, with what was held back; `usage` is told where the engine has told none."""
+        raise NotImplementedError
+
+    async def failed(self, rest: Event, error: ProxyError) -> None:
+        """The answer broke, or there is none."""
+        if self._reply.done():
+            await self._put(self._broken(rest, error))
+        else:
+            self._reply.set_exception(error)
+        self._end()
+
+    async def refused(self, status: int, told: list[tuple[str, str]], body: bytes) -> None:
+        """The backend's own error in the place of an answer."""
+        if self._reply.done():
+            await self._put(self._refusal(body))
+        else:
+            self._reply.set_result(Reply(status, told, body))
+        self._end()
+
+    # What the two kinds do each in its way
+
+    def _broken(self, rest: Event, error: ProxyError) -> bytes:
+        """How a body ends that has begun, when the answer broke."""
+        raise NotImplementedError
+
+    def _refusal(self, body: bytes) -> bytes:
+        """The same where the backend refused after all."""
+        raise NotImplementedError
+
+    def _opening(self) -> Reply:
+        """The reply whose status nobody knows yet."""
+        raise NotImplementedError
+
+    def _silence(self) -> bytes:
+        """What breaks the silence."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        self._stop()
+        self._over.set()
+
+    def _stop(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    async def _put(self, piece: bytes) -> None:
+        """Write a piece as soon as the door takes it; waits where the client is slow to read."""
+        if not self._fed.is_set():
+            await self._fed.wait()
+        if piece and self._write is not None and not self._gone:
+            await self._give(self._write, piece)
+
+    async def _give(self, write: Write, piece: bytes) -> None:
+        self._writes = True
+        try:
+            await write(piece)
+        finally:
+            self._writes = False
+            self._wrote = self._loop.time()
+
+    def _tick(self) -> None:
+        """Break the silence where it is due, and look again when it may be."""
+        left = self._wrote + self._every - self._loop.time()
+        if left <= 0 and not self._writes:
+            left = self._every
+            if not self._reply.done():
+                self._first = self._silence()
+                self._reply.set_result(self._opening())
+            elif self._write is not None:
+                self._keeping = self._loop.create_task(self._put(self._silence()), name="keep-alive")
+        self._clock = self._loop.call_later(max(left, 0.001), self._tick)
+
+
+class Streaming(Listener):
+    """Wants a stream of events."""
+
+    def __init__(
+        self, source: Source, record: Record, view: render.View, server: config.Server, *, progress: bool
+    ) -> None:
+        """`progress`: it wants to know how far its prompt is read."""
+        super().__init__(source, record, view, 0 if server.keepalive == "off" else server.keepalive_seconds)
+        self._comments = server.keepalive == "comment"
+        self._progress = progress and self._comments
+        self._created = int(time.time())
+
+    def opened(self, status: int) -> None:
+        if not self._reply.done():
+            self._reply.set_result(Reply(status, [*self._source.headers(), *headers.STREAM], self))
+
+    async def heard(self, events: list[Event]) -> None:
+        await self._put(b"".join(map(self._view.event, events)))
+
+    async def waits(self) -> None:
+        if self._progress and self._reply.done():
+            await self._put(self._silence())
+
+    def catch_up(self, events: list[Event]) -> None:
+        self._first = b"".join(map(self._view.event, events))
+
+    async def complete(self, events: list[Event], rest: Event, usage: object) -> None:
+        said = b"".join(map(self._view.event, events)) + self._view.rest(rest.parts)
+        await self._put(said + self._view.close(self._source.record.fold, usage))
+        self._end()
+
+    def _broken(self, rest: Event, error: ProxyError) -> bytes:
+        told = render.failure(error.message, error.type, error.code)
+        return self._view.rest(rest.parts) + self.record.safe(told.decode()).encode()
+
+    def _refusal(self, body: bytes) -> bytes:
+        return sse.encode(body) + sse.DONE_EVENT
+
+    def _opening(self) -> Reply:
+        return Reply(200, [*self._source.headers(), *headers.STREAM], self)
+
+    def _silence(self) -> bytes:
+        """A comment, which readers of such streams leave out; or, for those that do not, a chunk without a word."""
+        if self._comments:
+            return f": {self._source.hold_up or 'keep-alive'}\n\n".encode()
+        entry = self.record.entry
+        begun = {"id": f"chatcmpl-{entry.request_id}", "created": self._created, "model": entry.model}
+        return self._view.silence({**begun, "object": "chat.completion.chunk"})
+
+
+class Whole(Listener):
+    """Wants the answer in one piece."""
+
+    def __init__(self, source: Source, record: Record, view: render.View, server: config.Server) -> None:
+        super().__init__(source, record, view, server.nonstream_keepalive_seconds)
+
+    async def complete(self, events: list[Event], rest: Event, usage: object) -> None:
+        body = self._view.whole(self._source.whole())
+        if self._reply.done():
+            await self._put(body)
+        else:
+            its = self._source.record
+            more = headers.of_answer(its.entry.outcome, its.cost() if its is self.record else None)
+            self._reply.set_result(Reply(its.entry.status or 200, [*self._source.headers(), headers.JSON, *more], body))
+        self._end()
+
+    def _broken(self, rest: Event, error: ProxyError) -> bytes:
+        return self.record.safe(error.body().decode()).encode()
+
+    def _refusal(self, body: bytes) -> bytes:
+        return body
+
+    def _opening(self) -> Reply:
+        return Reply(200, [*self._source.headers(), headers.JSON], self)
+
+    def _silence(self) -> bytes:
+        """White space before a JSON value is no part of it."""
+        return b" "
