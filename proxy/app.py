@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -173,6 +174,10 @@ def create_app(pipeline: Pipeline) -> FastAPI:
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
+    if origins := pipeline.settings.server.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+        )
     app.router.routes.append(Route("/{path:path}", ApiDoor(pipeline), methods=_METHODS))
     return app
 

@@ -133,11 +133,16 @@ class Generation:
         """A client is gone: the work ends, unless it goes on without one."""
         if self._listener is listener:
             self._listener = None
-            told = self._incoming is not None and self._incoming.is_told
-            if listener.delivered or told or not self._keeps(self):
+            lives = self.finished or not self.record.finished
+            if lives and not listener.delivered and (self._is_told or not self._keeps(self)):
                 self.end(None)
         if self._task is not None and self._task.cancelling():
             await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def _is_told(self) -> bool:
+        """Its client had every choice's finish: only what follows an answer is missing."""
+        return self._incoming is not None and self._incoming.is_told and not self.finished
 
     def end(self, error: ProxyError | None) -> Event:
         """Let it come to nothing, for this reason, or because the client left; what was held back."""
@@ -147,8 +152,7 @@ class Generation:
             if error is not None:
                 self.record.failed(error)
             else:
-                told = self._incoming is not None and self._incoming.is_told
-                self.record.finish(None if told else "client_disconnected")
+                self.record.finish(None if self._is_told else "client_disconnected")
         if self._task is not None:
             self._task.cancel()
         return rest

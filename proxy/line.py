@@ -33,9 +33,9 @@ class Ticket:
     client: str
     side: bool
     _since: float  # when it came; once it has its place, when it got that
-    _held_until: float
     waited: float = 0.0
     first_position: int = 0
+    _held: asyncio.TimerHandle | None = None  # as long as its grace lasts
 
 
 class Line:
@@ -53,7 +53,6 @@ class Line:
         self._given = 0
         self._last_given: dict[str, int] = {}  # the number of the client's latest place; the lowest first
         self._seconds: float | None = None  # that a place is taken, smoothed
-        self._timer: asyncio.TimerHandle | None = None
         self._positions: dict[Ticket, int] | None = None  # None: to be found anew
 
     @property
@@ -77,8 +76,7 @@ class Line:
         Raises LineFull where it would have to wait and nobody more may.
         """
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        ticket = Ticket(client, side, now, now + self._grace if side else now)
+        ticket = Ticket(client, side, loop.time())
         if self.has_room and not (side and self._grace):  # whoever waits now is held back
             self._give(ticket)
             return ticket
@@ -86,17 +84,21 @@ class Line:
         if self.waiting - (self.limit - self.running) >= self.most_waiting:
             raise self._full(ticket)
         place = self._waiting[ticket] = loop.create_future()
+        self._positions = None
+        if side and self._grace:
+            ticket._held = loop.call_later(self._grace, self._release, ticket)
         try:
-            self._serve(loop)
             ticket.first_position = self.position(ticket)
             if told is not None:
                 told(ticket)
             await place
         except BaseException:  # cancelled, and perhaps after it got its place
+            if ticket._held is not None:
+                ticket._held.cancel()
             if self._waiting.pop(ticket, None) is not None:
                 ticket.waited = loop.time() - ticket._since
             self._running.pop(ticket, None)
-            self._serve(loop)
+            self._serve()
             raise
         return ticket
 
@@ -104,11 +106,10 @@ class Line:
         """Give the place back; nothing happens where it has none."""
         if ticket in self._running:
             del self._running[ticket]
-            loop = asyncio.get_running_loop()
-            seconds = loop.time() - ticket._since
+            seconds = asyncio.get_running_loop().time() - ticket._since
             known = seconds if self._seconds is None else self._seconds
             self._seconds = known + SMOOTHING * (seconds - known)
-            self._serve(loop)
+            self._serve()
 
     def position(self, ticket: Ticket) -> int:
         """1 is served next, as far as is known now; 0 does not wait.
@@ -141,22 +142,20 @@ class Line:
             if len(self._last_given) > _REMEMBERED:
                 del self._last_given[next(iter(self._last_given))]
 
-    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        """After a change: give away what is free, or come back when the next grace is over."""
+    def _release(self, ticket: Ticket) -> None:
+        ticket._held = None
+        self._serve()
+
+    def _serve(self) -> None:
+        """Give away what is free, after a change."""
         self._positions = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self.has_room and (line := self._line()):
-            now = loop.time()
-            ready = [ticket for ticket in line if ticket._held_until <= now + 0.001]  # timers may be early by a little
-            if not ready:
-                self._timer = loop.call_later(line[0]._held_until - now, self._serve, loop)
-                return
+        while self.has_room and (ready := [ticket for ticket in self._line() if ticket._held is None]):
             ticket = next(self._order(*_by_kind(ready)))
+            place = self._waiting.pop(ticket)
+            now = place.get_loop().time()
             ticket.waited, ticket._since = now - ticket._since, now
             self._give(ticket)
-            self._waiting.pop(ticket).set_result(None)
+            place.set_result(None)
 
     def _order(self, *groups: Sequence[Ticket]) -> Iterator[Ticket]:
         """Of service, one group after the other, if the place that was taken first always becomes free first."""

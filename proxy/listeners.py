@@ -61,6 +61,7 @@ class Listener:
         self._clock = self._loop.call_later(every, self._tick) if every else None
         self._gone = False
         self.record = record
+        self._rejoined = record is not source.record
         self.delivered = False
         """The client was given all of it."""
 
@@ -90,13 +91,17 @@ class Listener:
         if self._over.is_set():
             return b""
         self._gone = True
-        return self._broken(self._source.end(error), error)
+        rest = self._source.end(error)
+        self.record.failed(error)  # where it is not the account that was just closed
+        return self._broken(rest, error)
 
     async def aclose(self) -> None:
         """The client has all, or has left."""
         self._gone = True
         self._stop()
         self._fed.set()
+        if self._rejoined:
+            self.record.finish("client_disconnected")  # unless it has come to its end
         await self._source.left(self)
 
     # The generation's side
@@ -119,6 +124,7 @@ class Listener:
 
     async def failed(self, rest: Event, error: ProxyError) -> None:
         """The answer broke, or there is none."""
+        self.record.failed(error)
         if self._reply.done():
             await self._put(self._broken(rest, error))
         else:
@@ -127,6 +133,7 @@ class Listener:
 
     async def refused(self, status: int, told: list[tuple[str, str]], body: bytes) -> None:
         """The backend's own error in the place of an answer."""
+        self._take_over()
         if self._reply.done():
             await self._put(self._refusal(body))
         else:
@@ -150,6 +157,11 @@ class Listener:
     def _silence(self) -> bytes:
         """What breaks the silence."""
         raise NotImplementedError
+
+    def _take_over(self) -> None:
+        """What became of the answer is what became of the request that listens to it."""
+        if self._rejoined:
+            self.record.shares(self._source.record)
 
     def _end(self) -> None:
         self._stop()
@@ -215,6 +227,7 @@ class Streaming(Listener):
         self._first = b"".join(map(self._view.event, events))
 
     async def complete(self, events: list[Event], rest: Event, usage: object) -> None:
+        self._take_over()
         said = b"".join(map(self._view.event, events)) + self._view.rest(rest.parts)
         await self._put(said + self._view.close(self._source.record.fold, usage))
         self._end()
@@ -245,6 +258,7 @@ class Whole(Listener):
         super().__init__(source, record, view, server.nonstream_keepalive_seconds)
 
     async def complete(self, events: list[Event], rest: Event, usage: object) -> None:
+        self._take_over()
         body = self._view.whole(self._source.whole())
         if self._reply.done():
             await self._put(body)

@@ -161,7 +161,7 @@ class Record:
             self._remember()
         else:
             first = fold.choices.get(0)
-            entry.outcome, entry.finish_reason = outcome, first.finish if first else None
+            entry.outcome, entry.finish_reason = outcome, first.finish if first else entry.finish_reason
         told = (entry.request_id, entry.kind, entry.model or entry.endpoint, entry.status, entry.outcome)
         log.info("%s %s %s: status %s, %s, %s ms", *told, entry.duration_ms)
         prompt = self._prompt if self._left else None
@@ -180,10 +180,11 @@ class Record:
             setattr(mine, name, getattr(its, name))
         self.flag("rejoined", True)
 
-    def delivered(self, other: Record) -> None:
-        """All of the other request's answer is with this one's client."""
-        self.entry.status, self.entry.finish_reason = other.entry.status, other.entry.finish_reason
-        self.finish(other.entry.outcome)
+    def shares(self, other: Record) -> None:
+        """What became of the other request's answer became of this one's."""
+        mine, its = self.entry, other.entry
+        mine.status, mine.error, mine.finish_reason = its.status, its.error, its.finish_reason
+        self.finish(its.outcome)
 
     def cost(self) -> str | None:
         """What the answer cost as far as its usage is reported, for a response header."""

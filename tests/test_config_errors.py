@@ -30,7 +30,7 @@ port = 1
 [server]
 colour = 1
 => server.colour: no such setting; known here: host, port, max_body_mb, drain_seconds, keepalive, keepalive_seconds,
-   nonstream_keepalive_seconds
+   nonstream_keepalive_seconds, cors_origins
 
 [backends.other]
 url = "http://127.0.0.1:8081/v1"

@@ -29,6 +29,7 @@ from proxy.shape import Thinking
 Engine = Literal["auto", *DIALECTS]  # type: ignore[valid-type]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Name = Annotated[str, MinLen(1)]
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]
 Seconds = Annotated[float, Ge(0), Field(allow_inf_nan=False)]
 Positive = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
 
@@ -44,6 +45,7 @@ class Server(Section):
     keepalive: Literal["comment", "chunk", "off"] = "comment"
     keepalive_seconds: Seconds = 15.0
     nonstream_keepalive_seconds: Seconds = 0.0
+    cors_origins: tuple[Origin, ...] = ()
 
     @property
     def max_body_bytes(self) -> int:
