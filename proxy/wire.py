@@ -23,6 +23,16 @@ IDLE_SECONDS = 4.0
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError, ValueError)
 
 
+_AT_ONCE = 1_048_576
+"""Bytes of a body that are written in one go; a larger one would hold up all other requests meanwhile."""
+_SLICE = 262_144
+
+
+async def _slices(body: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(body), _SLICE):
+        yield body[at : at + _SLICE]
+
+
 class _Received(httpx.AsyncByteStream):
     """A body that hands out all that was received, also when the connection broke: aiohttp 3.14 raises before that."""
 
@@ -113,7 +123,11 @@ class Wire:
         raw = [(name.encode(), value.encode("latin-1")) for name, value in sent.items() if value]
         with _told(self._name, connecting=True):
             client = self._client(pooled)
-            request = client.build_request(method, url, headers=raw, content=body)
+            if len(body) > _AT_ONCE:
+                raw.append((b"content-length", b"%d" % len(body)))
+            request = client.build_request(
+                method, url, headers=raw, content=body if len(body) <= _AT_ONCE else _slices(body)
+            )
             request.headers.pop("cookie", None)  # the client's jar would give one caller's cookies to the next
             response = await client.send(request, stream=True)
         if not 200 <= response.status_code <= 599:

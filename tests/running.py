@@ -76,10 +76,11 @@ async def serving(given: config.Settings) -> AsyncIterator[Running]:
 
 
 @contextlib.contextmanager
-def process(folder: Path, toml: str, *, signalled: bool = False) -> Iterator[str]:
+def process(folder: Path, toml: str, *, signalled: bool = False, code: int = 0) -> Iterator[str]:
     """`reasoning-proxy serve` with this configuration; gives its URL, and ends it with SIGTERM.
 
-    A test that sends a signal by itself (to the number in the file `pid`) says `signalled`.
+    A test that sends a signal by itself (to the number in the file `pid`) says `signalled`, and with which `code` the
+    process ends then.
     """
     file = folder / "config.toml"
     file.write_text(toml)
@@ -97,7 +98,7 @@ def process(folder: Path, toml: str, *, signalled: bool = False) -> Iterator[str
         finally:
             if not signalled:
                 child.terminate()
-            assert child.wait(20) == 0
+            assert child.wait(20) == code
     raise AssertionError((folder / "log.txt").read_text())
 
 

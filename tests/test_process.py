@@ -134,6 +134,26 @@ async def test_a_stream_that_ends_in_the_drain_time_is_complete(tmp_path):
     assert events(response.text)[-1] == "[DONE]"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_kill_loses_no_answer_that_took_its_time(tmp_path, stream):
+    """SIGKILL in the moment in which a long answer's last byte is there: its turn and its row are on disk."""
+    body = {"model": "kimi-k3", "messages": [USER], "stream": stream}
+    reply = answer("Two.", reasoning="exact thought", gap=0.2 if stream else 0).after(0 if stream else 0.6)
+    async with FakeBackend(reply) as backend, httpx.AsyncClient(timeout=30) as http:
+        toml = configuration(backend.url, tmp_path)
+        with process(tmp_path, toml, signalled=True, code=-signal.SIGKILL) as url:
+            said = await http.post(f"{url}/chat/completions", json=body)
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        assert "Two." in said.text
+        with process(tmp_path, toml) as url:
+            history = [USER, {"role": "assistant", "content": "Two."}, USER]
+            second = await http.post(f"{url}/chat/completions", json={"model": "kimi-k3", "messages": history})
+    assert "restored=1" in second.headers["x-proxy-history"]
+    rows = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert rows[0]["request_id"] == said.headers["x-request-id"]
+    assert (rows[0]["outcome"], rows[0]["turns_restored"], rows[1]["turns_restored"]) == ("ok", 0, 1)
+
+
 def test_a_log_line_cannot_be_forged(tmp_path):
     """Line breaks and escapes in a model's name are shown as what they are."""
     with process(tmp_path, configuration("http://127.0.0.1:9/v1", tmp_path)) as url:
