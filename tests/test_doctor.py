@@ -368,8 +368,9 @@ async def test_a_llama_server_that_does_all():
     async with FakeBackend(
         SAID, style="llama-server", model="kimi-k3", paths={"/apply-template": rendering}
     ) as backend:
-        report = await look(backend)
+        report = await look(backend, max_concurrency=1)
         assert levels(report.findings) == dict.fromkeys(levels(report.findings), "ok")
+        assert "the others wait in line here" in by_topic(report.findings)["line"].text
         assert "chat_template_kwargs.thinking_effort" in by_topic(report.findings)["effort"].text
         [request] = backend.requests
     assert request.body["max_tokens" if "max_tokens" in request.body else "max_completion_tokens"] <= 48
@@ -395,6 +396,7 @@ async def test_a_llama_server_that_ignores_and_drops():
     assert "-np 1" in found["context"].remedy
     assert "--reasoning-preserve" in found["past thoughts"].remedy
     assert "thinking_effort" in found["effort"].remedy
+    assert (found["line"].level, found["line"].remedy[-19:]) == ("note", "max_concurrency = 4")
 
 
 async def test_a_template_without_tools_is_asked_for_plain_turns():

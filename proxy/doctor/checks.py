@@ -263,6 +263,21 @@ def tokens(seen: Seen) -> Found:
         yield Finding("ok", "reasoning tokens", "are not reported: the ledger estimates them, and says so")
 
 
+def slots(seen: Seen) -> Found:
+    """How many requests it works on at a time, and whether the others wait where that can be seen and left."""
+    found, limit = seen.found, seen.settings.backends[seen.name].max_concurrency
+    there = found.of(seen.model).slots if found and seen.model else None
+    if there is None:
+        return
+    many = f"works on {there} request{'s' if there > 1 else ''} at a time"
+    if not limit:
+        yield Finding("note", "line", f"{many}; the others wait inside it", f"{_key(seen, 'max_concurrency')} = {there}")
+    elif limit > there:
+        yield Finding("note", "line", f"{many}, and gets up to {limit}", f"{_key(seen, 'max_concurrency')} = {there}")
+    else:
+        yield Finding("ok", "line", f"{many}; the others wait in line here")
+
+
 CHECKS: tuple[Callable[[Seen], Found], ...] = (
     reached,
     settings,
@@ -273,6 +288,7 @@ CHECKS: tuple[Callable[[Seen], Found], ...] = (
     past_thoughts,
     effort,
     tokens,
+    slots,
     speed.check,
 )
 
