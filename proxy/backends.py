@@ -214,6 +214,7 @@ class Backend:
             refuses_overflow=dialect.refuses_overflow,
             refuses_missing=dialect.refuses_missing,
             has_control=dialect.control is not None,
+            lets_go=dialect.lets_go,
             has_progress=bool(dialect.progress_field),
             whole_only=dialect.whole_only,
         )

@@ -140,8 +140,9 @@ class Facts:
     `bytes_per_token` is that of prompts, learned or assumed on the safe side. `reasoning_field` is the name under
     which past thoughts are read, empty for the engine's usual one. `is_service`: the family's own service.
     `takes_options`: it reads template options. `has_control`: a thought can be ended while it runs; `has_progress`: it
-    tells how far it has read a prompt; `whole_only` are fields that the engine takes together, but not in a stream.
-    `rooms`: effort as sent (empty where none is) → what the thoughts of this family took here.
+    tells how far it has read a prompt; `lets_go`: it stops when nobody waits for a whole answer any more; `whole_only`
+    are fields that it takes together, but not in a stream. `rooms`: effort as sent (empty where none is) → what the
+    thoughts of this family took here.
     """
 
     backend: str
@@ -167,6 +168,7 @@ class Facts:
     conversation_effort: str | None = None
     has_control: bool = False
     has_progress: bool = False
+    lets_go: bool = True
     whole_only: tuple[str, ...] = ()
     rooms: Mapping[str, Room] = field(default_factory=dict)
 

@@ -133,6 +133,8 @@ class Dialect:
     """A connection can serve a further request after it served one."""
     control: ClassVar[Control | None] = None
     """How a thought is ended while it runs, where the engine can."""
+    lets_go: ClassVar[bool] = True
+    """It stops working on a whole answer as soon as nobody waits for it any more, as all do with a stream."""
     progress_field: ClassVar[str] = ""
     """A field that makes it tell how far it has read the prompt."""
     whole_only: ClassVar[tuple[str, ...]] = ()

@@ -271,7 +271,9 @@ def slots(seen: Seen) -> Found:
         return
     many = f"works on {there} request{'s' if there > 1 else ''} at a time"
     if not limit:
-        yield Finding("note", "line", f"{many}; the others wait inside it", f"{_key(seen, 'max_concurrency')} = {there}")
+        yield Finding(
+            "note", "line", f"{many}; the others wait inside it", f"{_key(seen, 'max_concurrency')} = {there}"
+        )
     elif limit > there:
         yield Finding("note", "line", f"{many}, and gets up to {limit}", f"{_key(seen, 'max_concurrency')} = {there}")
     else:

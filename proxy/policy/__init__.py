@@ -52,10 +52,10 @@ def decide(plan: Plan, terms: Terms) -> Plan:
 
 
 def _way(plan: Plan, terms: Terms) -> Plan:
-    """Whether the answer must be seen as it grows: to be ended where it is due, or to end its thought."""
+    """Whether the answer must come as it grows: to be ended where it is due, to end its thought, or to be let go."""
     facts, request = plan.facts, plan.request
     thinks = facts.family.thinks and plan.effort != "none" and plan.kind != "probe"
-    wanted = plan.cuts or (thinks and facts.has_control and terms.policy.thinking_seconds > 0)
+    wanted = plan.cuts or not facts.lets_go or (thinks and facts.has_control and terms.policy.thinking_seconds > 0)
     refused = bool(facts.whole_only) and all(has(request, name) for name in facts.whole_only)
     streamed = request.stream or (wanted and not refused)  # a whole answer is cut too, only later
     told = streamed and facts.has_progress and (facts.slow or terms.progress) and not has(request, "return_progress")
