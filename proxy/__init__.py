@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from proxy.report import Report
-    from proxy.transport import AsyncTransport
+    from proxy.transport import AsyncTransport, Transport
 
 __version__ = "0.1.0"
 
-__all__ = ["AsyncTransport", "Report", "__version__"]
+__all__ = ["AsyncTransport", "Report", "Transport", "__version__"]
 
-_HOMES = {"AsyncTransport": "proxy.transport", "Report": "proxy.report"}
+_HOMES = {"AsyncTransport": "proxy.transport", "Report": "proxy.report", "Transport": "proxy.transport"}
 
 
 def __getattr__(name: str) -> Any:

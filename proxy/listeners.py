@@ -190,14 +190,14 @@ class Listener:
     def _tick(self) -> None:
         """Break the silence where it is due, and look again when it may be."""
         left = self._wrote + self._every - self._loop.time()
-        if left <= 0 and not self._writes:
+        if left <= 0:
             left = self._every
             if not self._reply.done():
                 self._first = self._silence()
                 self._reply.set_result(self._opening())
-            elif self._write is not None:
+            elif self._write is not None and not self._writes:  # whoever does not read needs no sign of life
                 self._keeping = self._loop.create_task(self._put(self._silence()), name="keep-alive")
-        self._clock = self._loop.call_later(max(left, 0.001), self._tick)
+        self._clock = self._loop.call_later(left, self._tick)
 
 
 class Streaming(Listener):

@@ -1,20 +1,23 @@
-"""The library door: a transport for the HTTP client inside an SDK, running the same pipeline in this process.
+"""The library door: transports for the HTTP client inside an SDK, running the same pipeline in this process.
 
-One class serves both `httpx` and `httpx2`: it answers with the response class of the library that the request is of.
+Each serves both `httpx` and `httpx2`: it answers with the response class of the library that the request is of.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from proxy import config
 from proxy.doors import Body, Call, Reply
 from proxy.pipeline import Pipeline
+
+T = TypeVar("T")
 
 
 class AsyncTransport:
@@ -52,7 +55,7 @@ class AsyncTransport:
 
     async def handle_async_request(self, request: Any) -> Any:
         """Answer a request of either library with a response of the same library."""
-        library = importlib.import_module(type(request).__module__.partition(".")[0])
+        library = _library_of(request)
         call = Call(
             method=request.method,
             path=self._path(request.url.raw_path.partition(b"?")[0].decode("ascii")),
@@ -95,6 +98,104 @@ class AsyncTransport:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
+
+
+class Transport:
+    """The same for `httpx.Client(transport=…)` or `httpx2.Client(transport=…)`, and so for the SDK's `OpenAI`.
+
+    The pipeline runs in a thread of its own; requests may come from several threads at a time.
+    """
+
+    def __init__(
+        self,
+        config: config.Settings | None = None,
+        *,
+        backend: str | None = None,
+        engine: str = "auto",
+        family: str = "auto",
+    ) -> None:
+        self._inner = AsyncTransport(config, backend=backend, engine=engine, family=family)
+        self._starting = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def from_config(cls, path: str | Path) -> Transport:
+        """A transport with the settings of a file. Raises ConfigError."""
+        return cls(config.load(Path(path)))
+
+    @property
+    def ledger(self) -> list[dict[str, Any]]:
+        """The ledger rows of this process, oldest first, under their public names, also after closing."""
+        return self._inner.ledger
+
+    def handle_request(self, request: Any) -> Any:
+        """Answer a request of either library with a response of the same library."""
+        library = _library_of(request)
+        request.read()
+        response = self._run(self._inner.handle_async_request(request))
+        if not isinstance(response.stream, library.SyncByteStream):
+            response.stream = _pulled_class(library)(response.stream, self._run)
+        return response
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        doing = asyncio.run_coroutine_threadsafe(work, self._running())
+        try:
+            return doing.result()
+        except BaseException:  # Ctrl-C, for example: nobody waits any more
+            doing.cancel()
+            raise
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="reasoning-proxy", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def close(self) -> None:
+        """Close the connections and write what is queued."""
+        with self._starting:
+            loop, self._loop = self._loop, None
+        if loop is None or self._thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._inner.aclose(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        loop.close()
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _library_of(request: Any) -> Any:
+    return importlib.import_module(type(request).__module__.partition(".")[0])
+
+
+def _pulled_class(library: Any) -> Any:
+    class _Pulled(library.SyncByteStream):  # type: ignore[misc]  # a base that is only known at run time
+        """A streamed body of another thread's event loop."""
+
+        def __init__(self, stream: Any, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+            self._stream = stream
+            self._pieces = aiter(stream)
+            self._run = run
+
+        def __iter__(self) -> Iterator[bytes]:
+            while (piece := self._run(self._next())) is not None:
+                yield piece
+
+        async def _next(self) -> bytes | None:
+            return await anext(self._pieces, None)
+
+        def close(self) -> None:
+            self._run(self._stream.aclose())
+
+    return _Pulled
 
 
 def _settings_for(backend: str, engine: str, family: str) -> config.Settings:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,7 +14,7 @@ import openai
 import pytest
 from running import serving, settings
 
-from proxy import AsyncTransport
+from proxy import AsyncTransport, Transport
 from proxy.testing import FakeBackend, ToolCall, answer, error
 
 USER = {"role": "user", "content": "hi"}
@@ -174,3 +177,61 @@ def test_a_transport_wants_one_source_of_settings():
     """Neither, or both, is a mistake that is told at once."""
     with pytest.raises(ValueError, match="either"):
         AsyncTransport()
+
+
+# Without asyncio -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def apart(backend: FakeBackend) -> Iterator[FakeBackend]:
+    """The backend in an event loop of another thread, for callers that block theirs."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(backend.__aenter__(), loop).result()
+    try:
+        yield backend
+    finally:
+        asyncio.run_coroutine_threadsafe(backend.__aexit__(None, None, None), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2])
+def test_the_sync_sdk_has_its_thoughts_given_back(library):
+    """`OpenAI` on `Transport`: whole, streamed, and with a row each; the second request carries the first thought."""
+    with apart(FakeBackend(*replies())) as backend:
+        transport = Transport(backend=backend.url, engine="kimi", family="kimi-k3")
+        http = library.Client(transport=transport)
+        with openai.OpenAI(base_url="http://proxy.invalid/v1", api_key="unused", http_client=http) as sdk:
+            first = sdk.chat.completions.create(model="m", messages=[USER])
+            said: list[Any] = [USER, {"role": "assistant", "content": first.choices[0].message.content}, MORE]
+            chunks = list(sdk.chat.completions.create(model="m", messages=said, stream=True))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert (first.choices[0].message.content, text) == ("one", "two words")
+        assert backend.requests[1].body["messages"][1]["reasoning_content"] == "T1\n"
+        assert [row["turns_restored"] for row in transport.ledger] == [0, 1]
+
+
+def test_a_sync_stream_that_is_left_ends_the_backends_work():
+    """A `break` and a close, as in `with` blocks, free the slot; time-outs and errors are the library's own."""
+    reply = answer("one two three", reasoning="T").first(2).then_stall()
+    with apart(FakeBackend(reply, reply, error(400, "bad tool"))) as backend:
+        with Transport(backend=backend.url, engine="openai") as transport, httpx.Client(transport=transport) as http:
+            url, body = "http://x.invalid/v1/chat/completions", {"model": "m", "messages": [USER], "stream": True}
+            with http.stream("POST", url, json=body) as response:
+                assert next(response.iter_text())
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(url, json=body, timeout=0.5)
+            assert http.post(url, json=body).json()["error"]["message"] == "bad tool"
+        assert [row["outcome"] for row in transport.ledger] == ["client_disconnected"] * 2 + ["upstream_error"]
+
+
+def test_a_transport_that_was_never_used_can_be_closed():
+    """And closed again; sources of settings are checked as in the other one."""
+    transport = Transport(backend="http://127.0.0.1:9/v1")
+    transport.close()
+    transport.close()
+    with pytest.raises(ValueError, match="either"):
+        Transport()
