@@ -173,6 +173,11 @@ class UpstreamError(ProxyError):
     code: object = "upstream_error"
     may_have_cost = True
 
+    def name(self, backend: str) -> None:
+        """Say whose fault it is, where the message does not yet."""
+        if backend not in self.message:
+            self.message = f"backend {backend}: {self.message}"
+
 
 class UpstreamUnreachable(UpstreamError):
     """No connection to the backend was made, so nothing was sent and nothing can have been generated."""
@@ -195,6 +200,9 @@ class UpstreamRefusal(UpstreamError):
         super().__init__(message)
         self.status, self.type = status, type
         self.code = code
+
+    def name(self, backend: str) -> None:
+        """These are the backend's own words, and stay as they are."""
 
     @property
     def headers(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from functools import partial
 from proxy import config, headers, incoming, policy, refusals, relay, render, shape
 from proxy.asking import Asking
 from proxy.cut import Cut
-from proxy.errors import InternalError, NotFound, ProxyError
+from proxy.errors import InternalError, NotFound, ProxyError, UpstreamError
 from proxy.gather import Gather
 from proxy.incoming import Again, Incoming, Second
 from proxy.jsons import loads
@@ -238,8 +238,8 @@ class Generation:
             self._gather.add(rest)
             if self._gather.usage is None:  # a whole answer has one
                 self._gather.usage = usage or await asyncio.to_thread(self.record.usage_told)
-        if not (self.record.fold.choices or self.asking.request.stream):
-            raise refusals.inside(incoming.EMPTY)
+        if not self.record.fold.choices:
+            raise refusals.inside(None)
         self.record.finish()
         await self.record.settled()
         await self._complete(events, rest, usage)
@@ -251,6 +251,8 @@ class Generation:
 
     async def _fail(self, error: ProxyError) -> None:
         rest = self._rest(broken=True)
+        if isinstance(error, UpstreamError):
+            error.name(self.asking.backend.name)
         self.record.failed(error)
         await self.record.settled()
         if self._listener is not None:

@@ -268,9 +268,6 @@ def _drop_usage(body: dict[str, Any]) -> None:
         place.pop("usage", None)
 
 
-EMPTY = {"message": "the backend answered without a choice"}
-
-
 async def streamed(answer: Answer, dialect: Dialect) -> Chunked:
     """The answer to a request for a stream; a backend that does not stream answers whole, in one event then."""
     if answer.kind != "application/json" or answer.status != 200:
@@ -279,7 +276,7 @@ async def streamed(answer: Answer, dialect: Dialect) -> Chunked:
     body = await answer.read()
     event = dialect.decode(body, whole=True)
     if event.error is not None or not event.parts:
-        raise refusals.inside(event.error or EMPTY)
+        raise refusals.inside(event.error)
     said, ends, usage = _as_chunks(body)
     chunks = [said, ends, *([{**said, "choices": [], "usage": usage}] if usage else [])]
     return _Written(b"".join(sse.encode(dumps(chunk)) for chunk in chunks) + sse.DONE_EVENT)

@@ -294,7 +294,8 @@ def _told(record: Record, body: Json) -> Reply:
 def _failed(record: Record, error: ProxyError) -> Reply:
     record.failed(error)
     body = record.safe(error.body().decode()).encode()
-    return Reply(error.status, [headers.JSON, *error.headers.items()], body)
+    told = [("x-proxy-backend", name)] if (name := record.entry.backend) else []
+    return Reply(error.status, [headers.JSON, *error.headers.items(), *told], body)
 
 
 def _identified(reply: Reply, call: Call, record: Record) -> Reply:

@@ -164,7 +164,7 @@ class Record:
             entry.outcome, entry.finish_reason = outcome, first.finish if first else entry.finish_reason
         told = (entry.request_id, entry.kind, entry.model or entry.endpoint, entry.status, entry.outcome)
         log.info("%s %s %s: status %s, %s, %s ms", *told, entry.duration_ms)
-        prompt = self._prompt if self._left else None
+        prompt = self._prompt if self._left or outcome is not None else None
         self._store.put_entry(entry, _Counting(self._folds, usages, self._route, prompt))
 
     async def settled(self) -> None:

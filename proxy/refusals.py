@@ -13,8 +13,11 @@ from proxy.wire import Answer
 _JSON = ("content-type", "application/json")
 
 
-def inside(error: Mapping[str, Json]) -> UpstreamRefusal:
-    """An error inside an answer of status 200; its code is the status that it should have had."""
+def inside(error: Mapping[str, Json] | None) -> UpstreamError:
+    """An error inside an answer of status 200, whose code is the status that it should have had; without one, that the
+    answer says nothing."""
+    if error is None:
+        return UpstreamError("the backend answered without a choice")
     kind, code = error.get("type"), error.get("code")
     status = code if isinstance(code, int) and 400 <= code <= 599 else UpstreamError.status
     message = str(error.get("message") or "the backend reported an error without a message")
@@ -37,6 +40,8 @@ _TOO_LONG = (
 
 _QUOTA = ("exceeded_current_quota", "insufficient_quota", "insufficient_balance", "insufficient balance")
 """How services say that there is no money left; waiting brings none (Moonshot says so with 429, DeepSeek with 402)."""
+_MOST_WORDS = 2000
+"""Characters of a backend's error that go on."""
 _BEFORE_ANY_WORK = frozenset({503, 529})
 """Loading or overloaded: nothing was generated, and it will be better later."""
 
@@ -58,7 +63,7 @@ def _is_too_long(body: bytes) -> bool:
 
 async def refused(answer: Answer, record: Record) -> tuple[list[tuple[str, str]], bytes]:
     """A backend's own error: its words in OpenAI's shape, with the headers that go along."""
-    body = await answer.read()
+    body = await _read(answer)
     message, kind, param, code = error_fields(body, answer.status)
     if answer.status == 400 and _is_too_long(body):
         code = ContextLengthExceeded.code  # the word that clients know, to shorten their history by themselves
@@ -66,6 +71,14 @@ async def refused(answer: Answer, record: Record) -> tuple[list[tuple[str, str]]
     record.finish("upstream_error")
     told = record.safe(error_body(message, kind, code, param).decode()).encode()
     return [_JSON, *_advice(answer, body)], told
+
+
+async def _read(answer: Answer) -> bytes:
+    """The body of a refusal, which is one though its words break off."""
+    try:
+        return await answer.read()
+    except UpstreamError:
+        return b""
 
 
 def _advice(answer: Answer, body: bytes) -> list[tuple[str, str]]:
@@ -86,7 +99,7 @@ async def refused_raw(answer: Answer, record: Record) -> tuple[list[tuple[str, s
 
     What has an `error` object stays as it is, in OpenAI's shape or Anthropic's; what has none is put into the first.
     """
-    body = await answer.read()
+    body = await _read(answer)
     message, kind, param, code = error_fields(body, answer.status)
     record.entry.error = record.safe(message)
     record.finish("upstream_error")
@@ -109,14 +122,14 @@ def error_fields(body: bytes, status: int) -> tuple[str, str | None, object, obj
     try:
         found = loads(body)
     except JsonError:
-        found = body.decode("utf-8", "replace").strip()[:2000]
+        found = body.decode("utf-8", "replace").strip()[:_MOST_WORDS]
     if isinstance(found, dict) and found.get("error"):
         found = found["error"]
     if not isinstance(found, dict):
         return str(found or f"the backend answered {status} without a body"), "upstream_error", None, status
-    message = found.get("message") or found.get("detail") or dumps(found).decode()
+    message = str(found.get("message") or found.get("detail") or dumps(found).decode())[:_MOST_WORDS]
     kind = found.get("type")
-    return str(message), kind if isinstance(kind, str) else "upstream_error", found.get("param"), found.get("code")
+    return message, kind if isinstance(kind, str) else "upstream_error", found.get("param"), found.get("code")
 
 
 async def expect(answer: Answer, *kinds: str) -> None:

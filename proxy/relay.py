@@ -9,7 +9,7 @@ from proxy import refusals, shape
 from proxy.dialects import Dialect
 from proxy.doors import Write
 from proxy.errors import ProxyError
-from proxy.incoming import EMPTY, Again
+from proxy.incoming import Again
 from proxy.jsons import dumps, loads
 from proxy.messages import Event
 from proxy.record import Record
@@ -74,7 +74,7 @@ async def _read(answer: Answer, dialect: Dialect) -> Event:
     await refusals.expect(answer, "application/json", "text/plain")
     event = dialect.decode(await answer.read(), whole=True)
     if event.error is not None or not event.parts:
-        raise refusals.inside(event.error or EMPTY)
+        raise refusals.inside(event.error)
     return event
 
 

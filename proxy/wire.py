@@ -2,65 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import aiohttp
 import httpx
-from httpx_aiohttp import AiohttpTransport
-from httpx_aiohttp.transport import AiohttpResponseStream
 
-from proxy import config
+from proxy import config, connector
 from proxy.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from proxy.jsons import JsonError, dumps, loads
 
 # No connection came about. httpx-aiohttp 0.2 gives the same httpx error for one that broke later, so the cause decides.
-# A URL that no connection can be made to is a ValueError.
-_NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, httpx.InvalidURL, ValueError)
-IDLE_SECONDS = 4.0
-"""An idle connection is closed before the server does it: uvicorn, and with it vLLM and SGLang, waits for 5 s."""
+_NO_CONNECTION = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, httpx.InvalidURL, aiohttp.InvalidURL)
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError, ValueError)
 
 
 _AT_ONCE = 1_048_576
 """Bytes of a body that are written in one go; a larger one would hold up all other requests meanwhile."""
 _SLICE = 262_144
+_MOST_READ = 64 * 1_048_576
+"""Bytes of a whole answer, unpacked; as many as of one event of a stream."""
 
 
 async def _slices(body: bytes) -> AsyncIterator[bytes]:
     for at in range(0, len(body), _SLICE):
         yield body[at : at + _SLICE]
-
-
-class _Received(httpx.AsyncByteStream):
-    """A body that hands out all that was received, also when the connection broke: aiohttp 3.14 raises before that."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        content = self._response.content
-        try:
-            async for chunk in content.iter_any():
-                yield chunk
-        except aiohttp.ClientError:
-            if rest := b"".join(content._buffer):
-                yield rest
-            raise
-
-    async def aclose(self) -> None:
-        self._response.close()
-
-
-class _Transport(AiohttpTransport):
-    """httpx on aiohttp's engine. Errors of a body come as aiohttp's own, which tell more than their httpx names."""
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        response = await super().handle_async_request(request)
-        assert isinstance(response.stream, AiohttpResponseStream)  # noqa: S101 - what the class above returns
-        response.stream = _Received(response.stream._aiohttp_response)
-        return response
 
 
 class Answer:
@@ -69,6 +37,7 @@ class Answer:
     def __init__(self, response: httpx.Response, name: str) -> None:
         self._response = response
         self._name = name
+        self._body: bytes | None = None
         self.status = response.status_code
         self.headers: Mapping[str, str] = response.headers
 
@@ -90,12 +59,23 @@ class Answer:
                 yield chunk
 
     async def read(self) -> bytes:
-        """The whole body, decoded. The answer is closed after it, however that ends."""
+        """The whole body, decoded. The answer is closed after it, however that ends.
+
+        Raises UpstreamError when it breaks, or is larger than any answer.
+        """
+        if self._body is not None:
+            return self._body
+        pieces, size = [], 0
         try:
-            with _told(self._name):
-                return await self._response.aread()
+            async for piece in self.chunks():
+                pieces.append(piece)
+                size += len(piece)
+                if size > _MOST_READ:
+                    raise UpstreamError(f"backend {self._name} sent an answer of more than {_MOST_READ >> 20} MB")
         finally:
             await self.aclose()
+        self._body = b"".join(pieces)
+        return self._body
 
     async def aclose(self) -> None:
         """Let the connection go; one whose body was not read to its end is closed, which stops the generation."""
@@ -146,9 +126,8 @@ class Wire:
         headers = {"content-type": "application/json"} | ({"authorization": given} if given else {})
         method, content = ("GET", None) if body is None else ("POST", dumps(body))
         try:
-            response = await self._client(pooled=False).request(
-                method, url, headers=headers, content=content, timeout=seconds
-            )
+            async with asyncio.timeout(seconds):
+                response = await self._client(pooled=False).request(method, url, headers=headers, content=content)
         except _FAILURES:
             return None
         try:
@@ -159,15 +138,8 @@ class Wire:
     def _client(self, pooled: bool) -> httpx.AsyncClient:
         if pooled not in self._clients:
             settings = self._settings
-            kept: dict[str, Any] = {"keepalive_timeout": IDLE_SECONDS} if pooled else {"force_close": True}
-            session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, **kept),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers={"accept", "accept-encoding", "user-agent", "content-type"},
-            )
-            self._clients[pooled] = httpx.AsyncClient(
-                transport=_Transport(client=session),
-                timeout=httpx.Timeout(settings.read_timeout or None, connect=settings.connect_timeout, pool=None),
+            self._clients[pooled] = connector.client(
+                pooled=pooled, connect_seconds=settings.connect_timeout, read_seconds=settings.read_timeout or None
             )
         return self._clients[pooled]
 

@@ -18,12 +18,15 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from running import Running, events, serving, settings
 
 from proxy import tokens
 from proxy.testing import FakeBackend, Reply, Request, Rules, answer, document, raw, wire
 from proxy.testing import events as script
 from proxy.turns import Turn
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Fault = Reply | Rules
 Fields = dict[str, Any]
@@ -169,7 +172,7 @@ class Front:
 
     def __init__(self, proxy: Running) -> None:
         self.proxy = proxy
-        self._asked = 0
+        self.asked = 0
         self._kept: list[Turn] = []
         store: Any = proxy.pipeline.store
         put = store.put_turn
@@ -183,12 +186,21 @@ class Front:
     async def ask(self, way: str, within: float = 10.0, **fields: Any) -> Told:
         """Ask and wait for the end. The connection to the backend is let go after it."""
         before = len(self._kept)
+        self.asked += 1
         async with asyncio.timeout(within):
             response = await self.proxy.chat(USER, **WAYS[way], **fields)
-        self._asked += 1
-        rows = {row["request_id"]: row for row in await self.proxy.rows(self._asked)}
+        row = await self.row(response)
         await self.lets_go()
-        return Told(way, response, rows[response.headers["x-request-id"]], len(self._kept) - before)
+        return Told(way, response, row, len(self._kept) - before)
+
+    async def row(self, response: httpx.Response) -> dict[str, Any]:
+        """The ledger's row of the request that was answered so."""
+        for _ in range(200):
+            rows = {row["request_id"]: row for row in await self.proxy.rows()}
+            if row := rows.get(response.headers["x-request-id"]):
+                return row
+            await asyncio.sleep(0.01)
+        raise AssertionError("the request has no row")
 
     async def lets_go(self) -> None:
         """Nobody holds a connection to a backend."""
@@ -205,14 +217,41 @@ class Front:
                 yield transport.client.connector
 
 
-@contextlib.asynccontextmanager
-async def trouble(fault: Fault, **local: Any) -> AsyncIterator[tuple[FakeBackend, Front]]:
-    """A backend with this fault, and a client of the proxy in front of it. Nothing is sent twice."""
-    async with FakeBackend(rules=fault if callable(fault) else lambda _: fault) as backend:
-        async with serving(settings(backend.url, backends={"local": {**LOCAL, "url": backend.url, **local}})) as proxy:
-            front = Front(proxy)
+def rules_of(fault: Fault) -> Rules:
+    """The same for each request, or as it chooses."""
+    return fault if callable(fault) else lambda _: fault
+
+
+Trouble = Callable[..., contextlib.AbstractAsyncContextManager[tuple[FakeBackend, Front]]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trouble() -> AsyncIterator[Trouble]:
+    """`trouble(fault)`: a backend with this fault, and a client of the proxy in front of it. Nothing is sent twice.
+
+    One proxy serves all tests, as it does its users; and another one those with other settings for the backend.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        made: dict[frozenset[tuple[str, Any]], tuple[FakeBackend, Front]] = {}
+
+        async def pair(local: Fields) -> tuple[FakeBackend, Front]:
+            backend = await stack.enter_async_context(FakeBackend())
+            given = settings(backend.url, backends={"local": {**LOCAL, "url": backend.url, **local}})
+            return backend, Front(await stack.enter_async_context(serving(given)))
+
+        @contextlib.asynccontextmanager
+        async def trouble_with(fault: Fault, **local: Any) -> AsyncIterator[tuple[FakeBackend, Front]]:
+            key = frozenset(local.items())
+            if key not in made:
+                made[key] = await pair(local)
+            backend, front = made[key]
+            backend.requests.clear()
+            backend.others.clear()
+            backend.rules, before = rules_of(fault), front.asked
             yield backend, front
-            assert len(backend.requests) == front._asked
+            assert len(backend.requests) == front.asked - before
+
+        yield trouble_with
 
 
 @pytest.fixture(autouse=True)
@@ -292,7 +331,7 @@ NO_ANSWER: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("fault", NO_ANSWER.values(), ids=NO_ANSWER)
-async def test_no_answer_to_a_request_that_was_sent_is_never_asked_for_again(fault):
+async def test_no_answer_to_a_request_that_was_sent_is_never_asked_for_again(trouble, fault):
     """502 with the backend's name for each way of asking; nothing is known of what it cost."""
     async with trouble(fault) as (_, front):
         for way in WAYS:
@@ -335,7 +374,7 @@ OTHER_KINDS: dict[str, tuple[Fault, str]] = {
 
 
 @pytest.mark.parametrize(("fault", "words"), OTHER_KINDS.values(), ids=OTHER_KINDS)
-async def test_an_answer_of_another_kind_is_an_error_before_the_stream_opens(fault, words):
+async def test_an_answer_of_another_kind_is_an_error_before_the_stream_opens(trouble, fault, words):
     """502 that says what came instead; a body that never ends is not waited for."""
     async with trouble(fault) as (backend, front):
         for way in WAYS:
@@ -344,7 +383,7 @@ async def test_an_answer_of_another_kind_is_an_error_before_the_stream_opens(fau
     assert fault.end != "stall" or all(stays)
 
 
-async def test_a_redirect_is_not_followed():
+async def test_a_redirect_is_not_followed(trouble):
     """The prompt, and with it a key, would go to whomever the answer names."""
     async with FakeBackend(answer("not for you")) as other:
         moved = document("moved", 307, {"location": f"{other.url}/chat/completions"})
@@ -353,14 +392,14 @@ async def test_a_redirect_is_not_followed():
     assert other.requests == []
 
 
-async def test_a_stream_for_a_whole_request_is_an_error_and_is_not_read_to_its_end():
+async def test_a_stream_for_a_whole_request_is_an_error_and_is_not_read_to_its_end(trouble):
     """Nobody asked for one."""
     async with trouble(raw(GOOD).then_stall()) as (backend, front):
         assert "text/event-stream" in (await front.ask("whole")).is_refused()["message"]
         assert await backend.requests[0].hung_up()
 
 
-async def test_an_answer_without_a_body_is_an_error():
+async def test_an_answer_without_a_body_is_an_error(trouble):
     """200 and nothing: no finish, and no JSON."""
     async with trouble(http("content-length: 0", body=lambda _: b"")) as (_, front):
         for way in ("whole", "gathered"):
@@ -388,7 +427,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("make", "said"), BROKEN.values(), ids=BROKEN)
-async def test_what_came_before_an_answer_broke_is_delivered_and_counted(make, said):
+async def test_what_came_before_an_answer_broke_is_delivered_and_counted(trouble, make, said):
     """Then an error and `[DONE]`; where a whole answer is wanted, 502. Half a turn is never remembered."""
     arguments = "ls" + '{"path": "/da' if said is CALL else ""
     async with trouble(make(said)) as (_, front):
@@ -412,14 +451,14 @@ WHOLE_BROKEN: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("fault", WHOLE_BROKEN.values(), ids=WHOLE_BROKEN)
-async def test_a_whole_answer_that_breaks_is_502_and_no_turn(fault):
+async def test_a_whole_answer_that_breaks_is_502_and_no_turn(trouble, fault):
     """Half a JSON text is no answer, however it came to be half."""
     async with trouble(fault) as (_, front):
         (await front.ask("whole")).is_refused()
 
 
 @pytest.mark.parametrize("name", ["truncated gzip", "no gzip", "an encoding that nobody asked for"])
-async def test_a_stream_that_cannot_be_unpacked_is_an_error_in_the_stream(name):
+async def test_a_stream_that_cannot_be_unpacked_is_an_error_in_the_stream(trouble, name):
     """Nothing of it can be read, and its headers were good."""
     async with trouble(WHOLE_BROKEN[name]) as (_, front):
         (await front.ask("stream")).is_broken([])
@@ -439,7 +478,7 @@ ERRORS: dict[str, tuple[list[Fields | str], int]] = {
 
 @pytest.mark.parametrize("said", [TEXT, []], ids=["in the middle", "first"])
 @pytest.mark.parametrize("engine", ERRORS)
-async def test_an_error_event_ends_the_stream_whatever_the_engine_sends_after_it(engine, said):
+async def test_an_error_event_ends_the_stream_whatever_the_engine_sends_after_it(trouble, engine, said):
     """Its words and code go on, and the backend is left though it keeps the connection open."""
     last, status = ERRORS[engine]
     async with trouble(script(*said, *last).then_stall()) as (backend, front):
@@ -452,7 +491,7 @@ async def test_an_error_event_ends_the_stream_whatever_the_engine_sends_after_it
         assert all([await request.hung_up() for request in backend.requests])
 
 
-async def test_an_error_behind_the_finish_is_an_error_all_the_same():
+async def test_an_error_behind_the_finish_is_an_error_all_the_same(trouble):
     """The engine's own word counts for more than its finish; the turn is not remembered."""
     async with trouble(script(*ALL_SAID, {"error": BOOM}).then_stall()) as (_, front):
         (await front.ask("stream")).is_broken(ALL_SAID, 500, 500)
