@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
+import ssl
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +37,14 @@ TITLE = {
 TEXT, THOUGHT = "alpha beta gamma delta", "one two three "
 ANNA, BEN = {"authorization": "Bearer key-of-anna"}, {"authorization": "Bearer key-of-ben"}
 CONTROL = "/v1/chat/completions/control"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _certificates_are_read_once() -> Iterator[None]:
+    """Every HTTP client reads them, and nothing here is encrypted: that took a third of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
 
 
 def detaching(url: str, *, engine: str = "kimi", tables: dict[str, Any] | None = None, **local: Any) -> config.Settings:
@@ -713,6 +723,26 @@ async def test_a_replay_that_is_left_can_be_had_again():
         async with reading(proxy) as again:
             assert (await again.rest()).only.text == "x" * size
         assert await listed(proxy) == []
+    assert len(backend.requests) == 1
+
+
+@pytest.mark.xfail(strict=True, reason="a write to a client that has left returns at once, and counts as delivered")
+async def test_one_who_leaves_in_the_middle_of_the_last_words_finds_the_answer_again():
+    """Its connection is slow, and most of the last piece never left for it: that is not delivered."""
+    go, size = asyncio.Event(), 4_000_000
+    last = [chunk(delta(content="x" * size)), chunk(delta(0, "stop"))]
+    data = "".join(f"data: {json.dumps(each)}\n\n" for each in last) + "data: [DONE]\n\n"
+    reply = script(chunk(delta(role="assistant", content="alpha")), go, data.encode())
+    async with FakeBackend(reply, answer("New.")) as backend, serving(detaching(backend.url)) as proxy:
+        async with reading(proxy) as stream:
+            await stream.until("alpha")
+            go.set()
+            await stream.until("xxxx")
+            assert len(stream.text) < size
+        await asyncio.sleep(0.1)
+        async with reading(proxy) as again:
+            text = (await again.rest()).only.text
+    assert text == "alpha" + "x" * size
     assert len(backend.requests) == 1
 
 
@@ -1412,7 +1442,12 @@ async def test_who_came_back_can_ask_for_the_answer_now(by):
     assert rows[0]["flags"] == ["detached", "answer_now"]
 
 
-LOST = answer(reasoning="lost thought ", finish="length")
+LOST = script(
+    chunk(delta(role="assistant", content="")),
+    chunk(delta(reasoning_content="lost ")),
+    chunk(delta(0, "length", reasoning_content="thought ")),
+    "[DONE]",
+)
 
 
 @pytest.mark.parametrize(
@@ -1423,7 +1458,7 @@ LOST = answer(reasoning="lost thought ", finish="length")
             "between",
             True,
             marks=pytest.mark.xfail(
-                strict=True, reason="the fold has the finish that is held back till the second try"
+                strict=True, reason="the fold has the finish, and its thought, that are held back till the second try"
             ),
         ),
         ("between", False),

@@ -69,11 +69,11 @@ def rows(*ids: str, **more: Any) -> dict[str, Any]:
 
 FOUND: dict[str, tuple[str, str, dict[str, About]]] = {
     "openai": ("openai", "", {"kimi-k3": About()}),
-    "llama-server": ("llama-server", "b11434-fake", {"kimi-k3": About(9000, K3, loaded=True)}),
+    "llama-server": ("llama-server", "b11434-fake", {"kimi-k3": About(9000, K3, loaded=True, slots=1)}),
     "llama-router": (
         "llama-server",
         "b11434-fake",
-        {"kimi-k3": About(9000, K3, loaded=True), "sleeper": About(loaded=False), "idler": About(loaded=False)},
+        {"kimi-k3": About(9000, K3, loaded=True, slots=1), "sleeper": About(loaded=False), "idler": About(loaded=False)},
     ),
     "vllm": ("vllm", "0.32.0", {"kimi-k3": About(9000)}),
     "sglang": ("sglang", "0.5.23", {"kimi-k3": About(9000)}),

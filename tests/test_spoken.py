@@ -37,10 +37,11 @@ def planned(engine: str, family: str, policy: dict[str, Any] | None = None, abou
 
 
 def sent(engine: str, family: str, policy: dict[str, Any] | None = None, about: About | None = None, **said: Any):
-    """What goes upstream beside the model and the messages."""
+    """What goes upstream beside the model and the messages, and beside the way in which the answer comes."""
     plan = planned(engine, family, policy, about, **said)
     body = json.loads(DIALECTS[engine].encode(plan))
-    return {name: value for name, value in body.items() if name not in ("model", "messages")}
+    way = set() if "stream" in said else {"stream", "stream_options", "reasoning_control"}
+    return {name: value for name, value in body.items() if name not in {"model", "messages"} | way}
 
 
 WAYS = {
@@ -323,6 +324,14 @@ def test_whatever_is_said_becomes_a_body_or_a_clear_refusal(engine, family, fiel
         return
     said = {name: value for name, value in options.items() if value is not None}  # null says nothing
     assert body.get("chat_template_kwargs", {}).items() >= said.items()
+
+
+def test_an_option_that_is_no_word_is_the_clients_all_the_same():
+    """A template of its own may take an object; a default does not go over it."""
+    options = {"thinking_effort": {}}
+    assert sent("llama-server", "kimi-k3", {"default_effort": "low"}, chat_template_kwargs=options) == {
+        "chat_template_kwargs": options
+    }
 
 
 def test_a_word_that_is_said_twice_is_fitted_twice():

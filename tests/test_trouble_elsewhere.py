@@ -473,7 +473,7 @@ def garbled(end: bytes, *said: dict[str, Any]) -> Fault:
 
 
 PATIENCE = 5
-"""Seconds that a test which hangs may cost; 5, when none does any more."""
+"""Seconds after which a test calls it a hang."""
 
 
 @pytest.mark.parametrize("end", GARBLED.values(), ids=GARBLED)

@@ -293,8 +293,10 @@ class Dialect:
         return ask.where in places and not facts.switch_on and facts.effort_option in ("", "reasoning_effort")
 
     def _set_effort(self, fields: Fields, plan: Plan, word: str) -> None:
-        if self.takes_template_options and plan.facts.effort_option not in ("", "reasoning_effort"):
-            merge(fields, _OPTIONS, {plan.facts.effort_option: word})
+        if self.takes_template_options and (option := plan.facts.effort_option) not in ("", "reasoning_effort"):
+            own = plan.request.template_options.get(option, b"null")
+            if plan.request.effort is not None or own == b"null":  # else it is the client's, though no word
+                merge(fields, _OPTIONS, {option: word})
         else:
             fields["reasoning_effort"] = dumps(word)
 
