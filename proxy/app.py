@@ -8,9 +8,9 @@ import logging
 import math
 import re
 import socket
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy import __version__, config
-from proxy.doors import Call, Reply
+from proxy.doors import Call, Gone, Reply
 from proxy.errors import BodyTooLarge, NotFound, ProxyError, Stopping
 from proxy.pipeline import STOPPING, Pipeline
 
@@ -73,14 +73,15 @@ class ApiDoor:
         if isinstance(reply.body, bytes):
             await _send(send, reply)
             return
+        left = asyncio.ensure_future(_gone(receive))
         try:
-            await self._unless_ended(_send(send, reply), _gone(receive))
+            await self._unless_ended(_send(send, reply, left), left)
             if self._pipeline.stopping.is_set() and (last := reply.body.interrupt(Stopping(STOPPING))):
                 await send({"type": "http.response.body", "body": last})
         finally:
             await reply.body.aclose()
 
-    async def _unless_ended(self, work: Coroutine[Any, Any, T], *ends: Coroutine[Any, Any, None]) -> T | None:
+    async def _unless_ended(self, work: Awaitable[T], *ends: Awaitable[None]) -> T | None:
         """The result of `work`. When one of `ends` comes before, or the proxy stops, it is cancelled, and what it then
         still returns is the result, None where that is nothing."""
         doing = asyncio.ensure_future(work)
@@ -119,7 +120,8 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _send(send: Send, reply: Reply) -> None:
+async def _send(send: Send, reply: Reply, left: asyncio.Future[None] | None = None) -> None:
+    """Send a reply to a client that has not `left`."""
     headers = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in reply.headers]
     if isinstance(reply.body, bytes):
         headers.append((b"content-length", b"%d" % len(reply.body)))
@@ -130,12 +132,16 @@ async def _send(send: Send, reply: Reply) -> None:
 
     async def write(piece: bytes) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if left is not None and left.done():  # sending to nobody is no error
+            raise Gone
 
     try:
         await reply.body.feed(write)
     except ProxyError:
         return  # a body that passes through broke: without its end the client sees that it is not complete
     await send({"type": "http.response.body", "body": b""})
+    if left is None or not left.done():
+        reply.body.delivered()
 
 
 def create_app(pipeline: Pipeline) -> FastAPI:

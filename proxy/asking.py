@@ -156,12 +156,18 @@ class Asking:
         """Wait for a place."""
         self.leave()
         plan, backend = self.made.plan, self.backend
-        if plan.kind == "chat" and backend.is_busy(plan.facts.upstream_model):
-            self._crowded(backend, self.caller)
+        busy = backend.is_busy(plan.facts.upstream_model)
         self._ticket = await enter(backend, self.caller, side=plan.kind == "side", told=self._told)
+        if busy and not self._ticket.first_position:
+            self._ask_for_room()  # it waits inside the server
+
+    def _ask_for_room(self) -> None:
+        if self.made.plan.kind == "chat":
+            self._crowded(self.backend, self.caller)
 
     def _told(self, ticket: Ticket) -> None:
         self._ticket = ticket
+        self._ask_for_room()
         self._waited = (max(ticket.first_position, 1), asyncio.get_running_loop().time())
 
     async def _loaded(self, plan: Plan, *, patient: bool) -> Answer:

@@ -160,9 +160,17 @@ class Backend:
 
     def is_busy(self, upstream_model: str) -> bool:
         """Whether one more request had to wait, here or there."""
-        told = self._found.of(upstream_model).slots if self._found else None
-        slots = self.settings.max_concurrency or told or self.dialect.slots
+        slots = self._slots(upstream_model)
         return slots is not None and self.line.running >= slots
+
+    def is_crowded(self, upstream_model: str) -> bool:
+        """Whether one of its requests waits there."""
+        slots = self._slots(upstream_model)
+        return slots is not None and self.line.running > slots
+
+    def _slots(self, upstream_model: str) -> int | None:
+        told = self._found.of(upstream_model).slots if self._found else None
+        return self.settings.max_concurrency or told or self.dialect.slots
 
     async def loads(self) -> bool:
         """Whether it still says that it loads its model."""

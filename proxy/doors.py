@@ -20,18 +20,25 @@ class Call:
     query: str = ""
 
 
+class Gone(Exception):
+    """Nobody reads a body any more."""
+
+
 Write = Callable[[bytes], Awaitable[None]]
-"""Takes a piece of a body; returns when there is room for another."""
+"""Takes a piece of a body; returns when there is room for another. Raises Gone."""
 
 
 class Body(Protocol):
     """A streamed body. Whoever holds it must call `aclose`, also when it was not written to its end.
 
     `feed` gives all of it to `write`, and returns at its end; it raises ProxyError where the end is missing.
-    `interrupt` ends it for a reason of ours, and gives the last bytes that tell the reader so.
+    `delivered` is told when the reader has it. `interrupt` ends it for a reason of ours, and gives the last bytes that
+    tell the reader so.
     """
 
     async def feed(self, write: Write) -> None: ...
+
+    def delivered(self) -> None: ...
 
     def interrupt(self, error: ProxyError) -> bytes: ...
 

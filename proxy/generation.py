@@ -13,6 +13,7 @@ from proxy import config, headers, incoming, policy, refusals, relay, render, sh
 from proxy.asking import Asking
 from proxy.cut import Cut
 from proxy.errors import InternalError, NotFound, ProxyError, UpstreamError
+from proxy.fold import Fold
 from proxy.gather import Gather
 from proxy.incoming import Again, Incoming, Second
 from proxy.jsons import loads
@@ -44,17 +45,20 @@ class Generation:
         self.id = record.entry.request_id
         self.record = record
         self.asking = asking
-        self.may_detach = asking.made.plan.kind == "chat" and asking.backend.detaches(asking.made.plan.facts.slow)
         self.began = time.time()
+        self.complete = False
+        """All of the answer is there, and its row and turns are being written."""
         self.finished = False
-        """The answer is complete, recorded, and can be told to whoever comes."""
+        """They are: it can be told to whoever comes."""
         self._settings = settings
         self._keeps = keeps
         self._over = over
         self._listener: Listener | None = None
         self._returned: list[tuple[str, str]] = []
         self._status: int | None = None
-        self._gather = Gather() if self.may_detach or not asking.request.stream else None
+        self._gather: Gather | None = None
+        self._said = Fold()  # what a listener has been told, where another one may come
+        self._finish_told = False
         self._event: Event | None = None  # a whole answer
         self._incoming: Incoming | None = None
         self._live: Live | None = None
@@ -72,6 +76,17 @@ class Generation:
     def plan(self) -> Plan:
         """The latest that was sent."""
         return self.record.plan or self.asking.made.plan
+
+    @property
+    def may_detach(self) -> bool:
+        """It may go on when its client leaves."""
+        made = self.asking.made
+        return made.plan.kind == "chat" and made.route.backend.detaches(made.plan.facts.slow)
+
+    @property
+    def broken(self) -> bool:
+        """There will be no answer."""
+        return self.record.finished and not self.complete
 
     @property
     def detached(self) -> bool:
@@ -116,7 +131,7 @@ class Generation:
         self._listener = listener
         if self._status is None:
             return
-        if self.record.fold.choices and (self.finished or self._gather is not None):
+        if self.finished or self._said.choices:
             listener.catch_up(self._so_far())
         listener.opened(self._status)
         if self.finished:
@@ -124,25 +139,22 @@ class Generation:
             self._task = asyncio.create_task(listener.complete([], NOTHING, usage), name=f"replay of {self.id}")
 
     def _so_far(self) -> list[Event]:
-        """All that was said, as events of a stream."""
-        choices = self.record.fold.choices
-        ended = {at for at, choice in choices.items() if choice.finish is not None}
-        return incoming.replayed(_NEUTRAL.whole(self.whole()), ended)
+        """All that was told, as events of a stream."""
+        if self._event is not None:
+            return incoming.replayed(_NEUTRAL.whole(self._event), set(self.record.fold.choices))
+        assert self._gather is not None  # noqa: S101 - what can be left has one
+        ended = {at for at, choice in self._said.choices.items() if choice.finish is not None}
+        return incoming.replayed(_NEUTRAL.whole(self._gather.whole(self._said)), ended)
 
     async def left(self, listener: Listener) -> None:
         """A client is gone: the work ends, unless it goes on without one."""
         if self._listener is listener:
             self._listener = None
-            lives = self.finished or not self.record.finished
-            if lives and not listener.delivered and (self._is_told or not self._keeps(self)):
+            told = self._finish_told and not self.complete  # only what follows an answer is missing
+            if not (self.broken or listener.is_delivered) and (told or not self._keeps(self)):
                 self.end(None)
         if self._task is not None and self._task.cancelling():
             await asyncio.gather(self._task, return_exceptions=True)
-
-    @property
-    def _is_told(self) -> bool:
-        """Its client had every choice's finish: only what follows an answer is missing."""
-        return self._incoming is not None and self._incoming.is_told and not self.finished
 
     def end(self, error: ProxyError | None) -> Event:
         """Let it come to nothing, for this reason, or because the client left; what was held back."""
@@ -152,7 +164,7 @@ class Generation:
             if error is not None:
                 self.record.failed(error)
             else:
-                self.record.finish(None if self._is_told else "client_disconnected")
+                self.record.finish(None if self._finish_told else "client_disconnected")
         if self._task is not None:
             self._task.cancel()
         return rest
@@ -196,8 +208,14 @@ class Generation:
             await self._stream(answer)
         else:
             dialect = self.asking.backend.dialect
-            self._event = await relay.whole(answer, dialect, self._hearing(), self.record, again=self._again())
-            await self._complete([], NOTHING, None)
+            if self._listener is not None:
+                self._listener.opened(answer.status)
+            event = await relay.whole(answer, dialect, self._hearing(), self.record, again=self._again())
+            self.complete = True
+            await self.record.settled()
+            self._event, self.finished = event, True
+            if self._listener is not None:
+                await self._listener.complete(self._so_far(), NOTHING, loads(event.raw).get("usage"))
 
     async def _stream(self, answer: Answer) -> None:
         made = self.asking.made
@@ -214,40 +232,54 @@ class Generation:
             again=self._again(),
             progress=made.plan.progress,
         )
+        if self.may_detach or not self.asking.request.stream:
+            self._gather = Gather()
         try:
             if self._listener is not None:
                 self._listener.opened(answer.status)
             async for events, last in self._incoming:
-                if self._gather is not None:
-                    for event in events:
-                        self._gather.add(event)
                 if last:
                     await self._last(self._incoming, events)
-                elif self._listener is not None:
-                    await (self._listener.heard(events) if events else self._listener.waits())
+                else:
+                    await self._hear(self._incoming, events)
         finally:
             await self._incoming.aclose()
+
+    async def _hear(self, stream: Incoming, events: list[Event]) -> None:
+        """What came in one read leaves in one write."""
+        self._note(events)
+        listener = self._listener
+        if listener is None:
+            return
+        await (listener.heard(events) if events else listener.waits())
+        if stream.is_told and listener.hears and not listener.gone:
+            self._finish_told = True
+
+    def _note(self, events: list[Event]) -> None:
+        if self._gather is not None:
+            for event in events:
+                self._gather.add(event)
+                self._said.add(event)
 
     async def _last(self, stream: Incoming, events: list[Event]) -> None:
         """The row and the turns are there before `[DONE]` leaves: agents answer within milliseconds."""
         rest, usage = self._rest(), None
-        if stream.left_early:
-            self.record.left()
-            usage = await asyncio.to_thread(self.record.usage_told)
-        if self._gather is not None:
-            self._gather.add(rest)
-            if self._gather.usage is None:  # a whole answer has one
-                self._gather.usage = usage or await asyncio.to_thread(self.record.usage_told)
         if not self.record.fold.choices:
             raise refusals.inside(None)
+        self.complete = True
+        if stream.left_early:
+            self.record.left()
+        untold = self._gather is not None and not (self._gather.usage or any(event.usage for event in events))
+        if stream.left_early or untold:
+            usage = await asyncio.to_thread(self.record.usage_told)
         self.record.finish()
         await self.record.settled()
-        await self._complete(events, rest, usage)
-
-    async def _complete(self, events: list[Event], rest: Event, usage: object) -> None:
+        self._note([*events, rest])
+        if self._gather is not None and self._gather.usage is None:
+            self._gather.usage = usage  # a whole answer has one
         self.finished = True
         if self._listener is not None:
-            await self._listener.complete(events, rest, usage)
+            await self._listener.complete(events, rest, usage if stream.left_early else None)
 
     async def _fail(self, error: ProxyError) -> None:
         rest = self._rest(broken=True)

@@ -44,15 +44,14 @@ class Generations:
         if left is None:
             return None
         left.clock.cancel()
-        return left.generation
+        return None if left.generation.broken else left.generation
 
     def keeps(self, generation: Generation) -> bool:
         """Whether it goes on though its client left; it is kept then, until it is asked for again or gets too old."""
         asking = generation.asking
-        waited_for = asking.backend.line.waits(asking.caller.scope)
-        if not (generation.may_detach and (asking.begun or generation.finished)) or (
-            waited_for and not generation.finished
-        ):
+        if not generation.may_detach or not (asking.begun or generation.complete):
+            return False
+        if not generation.complete and self._is_waited_for(generation):
             return False
         key = (asking.caller.scope, digest(asking.request))
         if key in self._left:  # the same request twice at a time: one of them is enough
@@ -64,8 +63,20 @@ class Generations:
         clock = loop.call_later(minutes * 60, self._give_up, key, f"nobody came back in {minutes:g} minutes")
         self._left[key] = _Left(generation, clock)
         generation.record.goes_on = True
-        generation.record.flag("detached", not generation.finished)
+        generation.record.flag("detached", not generation.complete)
         return True
+
+    def _is_waited_for(self, generation: Generation) -> bool:
+        """Whether another question of the same client waits for its slot, in line here or inside the server."""
+        asking = generation.asking
+        backend, scope = asking.backend, asking.caller.scope
+        if backend.line.waits(scope):
+            return True
+        return backend.is_crowded(asking.made.plan.facts.upstream_model) and any(
+            each is not generation and not each.detached and each.asking.backend is backend
+            for each in self.of(asking.caller)
+            if each.asking.made.plan.kind == "chat"
+        )
 
     def over(self, generation: Generation) -> None:
         """It is made, or broke."""
@@ -78,7 +89,7 @@ class Generations:
         been stopped."""
         for key, left in self._left.items():
             asking = left.generation.asking
-            if key[0] == caller.scope and asking.backend is backend and not left.generation.finished:
+            if key[0] == caller.scope and asking.backend is backend and not left.generation.complete:
                 self._give_up(key, "it gave way to another request of its client")
                 return
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from proxy import config, headers, render, sse
-from proxy.doors import Reply, Write
+from proxy.doors import Gone, Reply, Write
 from proxy.errors import ProxyError
 from proxy.messages import Event
 from proxy.record import Record
@@ -44,6 +44,9 @@ class Source(Protocol):
 class Listener:
     """One client of one generation. Whoever holds it calls `aclose`."""
 
+    hears: ClassVar[bool]
+    """It is told of the answer while that grows."""
+
     def __init__(self, source: Source, record: Record, view: render.View, every: float) -> None:
         """`record` is that of the client's own request; silence is broken `every` so many seconds, 0: never."""
         self._source = source
@@ -59,10 +62,11 @@ class Listener:
         self._wrote = self._loop.time()
         self._keeping: asyncio.Task[None] | None = None
         self._clock = self._loop.call_later(every, self._tick) if every else None
-        self._gone = False
+        self.gone = False
+        """Nobody is there any more."""
         self.record = record
         self._rejoined = record is not source.record
-        self.delivered = False
+        self.is_delivered = False
         """The client was given all of it."""
 
     # The door's side
@@ -73,7 +77,7 @@ class Listener:
         Raises ProxyError where there is nothing but an error.
         """
         reply = await self._reply
-        self.delivered = isinstance(reply.body, bytes)
+        self.is_delivered = isinstance(reply.body, bytes)
         return reply
 
     async def feed(self, write: Write) -> None:
@@ -84,20 +88,23 @@ class Listener:
             await self._give(write, first)
         self._fed.set()
         await self._over.wait()
-        self.delivered = True
+
+    def delivered(self) -> None:
+        """All of the body is with the client."""
+        self.is_delivered = not self.gone
 
     def interrupt(self, error: ProxyError) -> bytes:
         """End the answer for a reason of ours: the last bytes. Nothing where it had come to its end."""
         if self._over.is_set():
             return b""
-        self._gone = True
+        self.gone = True
         rest = self._source.end(error)
         self.record.failed(error)  # where it is not the account that was just closed
         return self._broken(rest, error)
 
     async def aclose(self) -> None:
         """The client has all, or has left."""
-        self._gone = True
+        self.gone = True
         self._stop()
         self._fed.set()
         if self._rejoined:
@@ -160,7 +167,7 @@ class Listener:
 
     def _take_over(self) -> None:
         """What became of the answer is what became of the request that listens to it."""
-        if self._rejoined:
+        if self._rejoined and not self.gone:
             self.record.shares(self._source.record)
 
     def _end(self) -> None:
@@ -176,13 +183,15 @@ class Listener:
         """Write a piece as soon as the door takes it; waits where the client is slow to read."""
         if not self._fed.is_set():
             await self._fed.wait()
-        if piece and self._write is not None and not self._gone:
+        if piece and self._write is not None and not self.gone:
             await self._give(self._write, piece)
 
     async def _give(self, write: Write, piece: bytes) -> None:
         self._writes = True
         try:
             await write(piece)
+        except Gone:
+            self.gone = True
         finally:
             self._writes = False
             self._wrote = self._loop.time()
@@ -202,6 +211,8 @@ class Listener:
 
 class Streaming(Listener):
     """Wants a stream of events."""
+
+    hears = True
 
     def __init__(
         self, source: Source, record: Record, view: render.View, server: config.Server, *, progress: bool
@@ -227,9 +238,9 @@ class Streaming(Listener):
         self._first = b"".join(map(self._view.event, events))
 
     async def complete(self, events: list[Event], rest: Event, usage: object) -> None:
-        self._take_over()
         said = b"".join(map(self._view.event, events)) + self._view.rest(rest.parts)
         await self._put(said + self._view.close(self._source.record.fold, usage))
+        self._take_over()
         self._end()
 
     def _broken(self, rest: Event, error: ProxyError) -> bytes:
@@ -253,6 +264,8 @@ class Streaming(Listener):
 
 class Whole(Listener):
     """Wants the answer in one piece."""
+
+    hears = False
 
     def __init__(self, source: Source, record: Record, view: render.View, server: config.Server) -> None:
         super().__init__(source, record, view, server.nonstream_keepalive_seconds)

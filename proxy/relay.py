@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from proxy import refusals, shape
 from proxy.dialects import Dialect
-from proxy.doors import Write
+from proxy.doors import Gone, Write
 from proxy.errors import ProxyError
 from proxy.incoming import Again
 from proxy.jsons import dumps, loads
@@ -31,10 +31,15 @@ class Raw:
         try:
             async for chunk in self._answer.raw_chunks():
                 await write(chunk)
+        except Gone:
+            return  # `aclose` follows
         except ProxyError as error:
             self._record.failed(error)
             raise
         self._record.finish("ok")
+
+    def delivered(self) -> None:
+        """Its row is written already."""
 
     def interrupt(self, error: ProxyError) -> bytes:
         """Nothing can be added to a body of an unknown kind."""
@@ -66,7 +71,6 @@ async def whole(
             _take(event, shaper, record)
             event.raw = dumps({**loads(event.raw), "usage": record.usage_told()})  # the client pays for both
     record.finish()
-    await record.settled()
     return event
 
 

@@ -237,6 +237,7 @@ def _stream_class(library: Any) -> Any:
                     raise library.ReadTimeout(f"silent for {self._seconds} s", request=self._request) from None
                 if piece is None:
                     await self._feeding
+                    self._body.delivered()
                     return
                 yield piece
 

@@ -296,18 +296,13 @@ async def test_a_stream_that_was_left_is_rejoined_by_one_who_wants_it_whole():
     assert [row["stream"] for row in rows] == [True, False]
 
 
-EMPTY_STREAM = pytest.mark.xfail(
-    strict=True, reason="Streaming.complete tells nothing of an answer that came in one piece, or nobody opens it"
-)
-
-
 @pytest.mark.parametrize(
     ("begun", "stream"),
     [
         (False, False),
         (True, False),
-        pytest.param(False, True, marks=EMPTY_STREAM),
-        pytest.param(True, True, marks=EMPTY_STREAM),
+        (False, True),
+        (True, True),
     ],
 )
 async def test_a_whole_answer_that_was_left_is_rejoined(begun, stream):
@@ -704,7 +699,6 @@ async def test_calls_are_replayed_whole():
     assert heard == Said(THOUGHT, "", [["call_1", "ls", '{"path": "/tmp"}']], ["tool_calls"])
 
 
-@pytest.mark.xfail(strict=True, reason="a write to a client that has left returns at once, and counts as delivered")
 async def test_a_replay_that_is_left_can_be_had_again():
     """It was not delivered whole: the next one gets it from its beginning, and nothing is generated again."""
     size = 4_000_000
@@ -726,7 +720,6 @@ async def test_a_replay_that_is_left_can_be_had_again():
     assert len(backend.requests) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a write to a client that has left returns at once, and counts as delivered")
 async def test_one_who_leaves_in_the_middle_of_the_last_words_finds_the_answer_again():
     """Its connection is slow, and most of the last piece never left for it: that is not delivered."""
     go, size = asyncio.Event(), 4_000_000
@@ -914,7 +907,6 @@ async def test_by_default_answers_of_slow_backends_are_kept(detach, slow, kept):
             assert outcomes(await chats(proxy)) == [("client_disconnected", [])]
 
 
-@pytest.mark.xfail(strict=True, reason="`may_detach` is decided once, of the backend that was asked first")
 @pytest.mark.parametrize("kept", [False, True])
 async def test_the_backend_that_answers_says_whether_its_answer_is_kept(kept):
     """Another one stands in for one that is down: its own `detach` counts."""
@@ -1053,7 +1045,6 @@ async def test_what_was_left_gives_way_to_the_next_question_of_its_client(engine
     assert "gave way" in rows[0]["error"]
 
 
-@pytest.mark.xfail(strict=True, reason="`crowded` is told before the line says that nobody more may wait")
 async def test_nothing_gives_way_to_a_question_that_is_refused():
     """The line is full: the question does not wait, and the answer that was left goes on."""
     go = asyncio.Event()
@@ -1139,7 +1130,6 @@ async def test_what_its_client_leaves_while_its_next_question_waits_ends():
         assert outcomes(await chats(proxy, 2)) == [("client_disconnected", []), ("ok", [])]
 
 
-@pytest.mark.xfail(strict=True, reason="only the proxy's own line is asked whether somebody waits", raises=TimeoutError)
 @pytest.mark.parametrize("engine", ["llama-server", "ollama"])
 async def test_so_it_does_where_the_next_question_waits_inside_the_server(engine):
     """The server has one slot and a line of its own: what is left gives way to the question that waits there."""
@@ -1454,13 +1444,7 @@ LOST = script(
     ("when", "stream"),
     [
         ("first thought", True),
-        pytest.param(
-            "between",
-            True,
-            marks=pytest.mark.xfail(
-                strict=True, reason="the fold has the finish, and its thought, that are held back till the second try"
-            ),
-        ),
+        ("between", True),
         ("between", False),
         ("second thought", True),
         ("second thought", False),
@@ -1567,10 +1551,7 @@ def ending(*before: Any) -> Reply:
     "stream",
     [
         False,
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(strict=True, reason="joined between `finish` and `complete`: both tell the last"),
-        ),
+        True,
     ],
 )
 async def test_one_who_comes_back_while_the_row_is_written_hears_nothing_twice(stream, monkeypatch):
@@ -1592,7 +1573,6 @@ async def test_one_who_comes_back_while_the_row_is_written_hears_nothing_twice(s
     assert len(backend.requests) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the record is finished and the generation is not: `left` keeps nothing")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_one_who_leaves_while_the_row_is_written_finds_the_answer_again(stream, monkeypatch):
     """It was complete and not delivered: what took hours is not thrown away."""
@@ -1615,7 +1595,6 @@ async def test_one_who_leaves_while_the_row_is_written_finds_the_answer_again(st
     assert len(backend.requests) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="`_is_told` asks what the engine has said, and not what this client was told")
 @pytest.mark.parametrize("rejoined", [False, True])
 async def test_one_who_waits_for_a_whole_answer_may_leave_before_its_very_last_event(rejoined):
     """The engine has said the finish and not the end, and the client has nothing: it is told all when it comes back."""

@@ -73,7 +73,11 @@ FOUND: dict[str, tuple[str, str, dict[str, About]]] = {
     "llama-router": (
         "llama-server",
         "b11434-fake",
-        {"kimi-k3": About(9000, K3, loaded=True, slots=1), "sleeper": About(loaded=False), "idler": About(loaded=False)},
+        {
+            "kimi-k3": About(9000, K3, loaded=True, slots=1),
+            "sleeper": About(loaded=False),
+            "idler": About(loaded=False),
+        },
     ),
     "vllm": ("vllm", "0.32.0", {"kimi-k3": About(9000)}),
     "sglang": ("sglang", "0.5.23", {"kimi-k3": About(9000)}),

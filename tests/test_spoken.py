@@ -328,7 +328,7 @@ def test_whatever_is_said_becomes_a_body_or_a_clear_refusal(engine, family, fiel
 
 def test_an_option_that_is_no_word_is_the_clients_all_the_same():
     """A template of its own may take an object; a default does not go over it."""
-    options = {"thinking_effort": {}}
+    options: dict[str, Any] = {"thinking_effort": {}}
     assert sent("llama-server", "kimi-k3", {"default_effort": "low"}, chat_template_kwargs=options) == {
         "chat_template_kwargs": options
     }
