@@ -116,6 +116,7 @@ class Asking:
                 return await self._from(made, patient=False)
             except (UpstreamUnreachable, QueueFull, _Loading):
                 continue
+        self.leave()
         self._take(first)
         if isinstance(problem, _Loading):
             return await self._from(first, patient=True)
@@ -174,23 +175,28 @@ class Asking:
         """The answer of a server that has its model; that it has none after `loading_timeout` all the same."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self.backend.settings.loading_timeout
-        try:
-            while True:
-                answer = await self.send(plan)
-                if not await refusals.is_loading(answer):
+        while True:
+            answer = await self.send(plan)
+            if not await refusals.is_loading(answer):
+                return answer
+            self.begun = False
+            if not patient:
+                raise _Loading
+            self._loads = True
+            try:
+                if not await self._has_loaded(until):
                     return answer
-                self.begun = False
-                if not patient:
-                    raise _Loading
-                self._loads = True
-                while loop.time() < until:
-                    await asyncio.sleep(LOADING_PAUSE)
-                    if not await self.backend.loads():
-                        break
-                else:
-                    return answer
-        finally:
-            self._loads = False
+            finally:
+                self._loads = False
+
+    async def _has_loaded(self, until: float) -> bool:
+        """Wait for it, as long as there is time."""
+        loop = asyncio.get_running_loop()
+        while (left := until - loop.time()) > 0:
+            await asyncio.sleep(min(LOADING_PAUSE, left))
+            if not await self.backend.loads():
+                return loop.time() < until
+        return False
 
     async def _instead(self, name: str, first: Planned, problem: Exception) -> Planned | None:
         """The plan for another backend; None where that one cannot take the request either."""

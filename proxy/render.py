@@ -37,6 +37,7 @@ class View:
         self._continuous = include_usage and continuous_usage
         self._usage: Json = None  # that the client is still to get
         self._running: set[int] = set()  # choices without a finish
+        self._usage_told = False
         self._last: bytes | None = None
 
     def event(self, event: Event) -> bytes:
@@ -85,7 +86,7 @@ class View:
             self._usage = loads(event.raw).get("usage")
             self._last = self._last or event.raw
             return b""
-        self._include_usage, self._usage = self._continuous, None
+        self._include_usage, self._usage, self._usage_told = self._continuous, None, True
         return sse.encode(_one_line(event.raw))
 
     def whole(self, event: Event) -> bytes:
@@ -106,6 +107,8 @@ class View:
 
     def silence(self, head: dict[str, Any]) -> bytes:
         """An event without a word, in the manner of the latest one; `head` is its own where nothing came yet."""
+        if self._usage_told:  # the SDK would forget the usage
+            return b""
         last = {} if self._last is None else loads(self._last)
         said = {name: last.get(name, value) for name, value in head.items()}
         return sse.encode(dumps({**said, "choices": [{"index": 0, "delta": {}, "finish_reason": None}]}))
