@@ -16,7 +16,7 @@ demo: $(READY) ## a real small model behind the proxy, start to end
 	$(VENV)/bin/reasoning-proxy demo
 
 test: $(READY) ## run the tests
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest --numprocesses 2 --dist worksteal
 
 test-vllm: $(READY) ## run those that need a vLLM server, URL=http://127.0.0.1:8000/v1
 	@test -n "$(URL)" || { echo "which server? Try: make test-vllm URL=http://127.0.0.1:8000/v1" >&2; exit 1; }

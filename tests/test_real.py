@@ -26,6 +26,9 @@ TOOLS: Any = [
     }
 ]
 
+BRIEF = {"thinking_budget_tokens": 24}
+"""A client's own budget, where a long thought would prove no more."""
+
 
 @contextlib.asynccontextmanager
 async def proxied(url: str, **tables: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, Any]]:
@@ -55,9 +58,9 @@ def dropped(message: Any) -> dict[str, Any]:
 async def two_turns(sdk: openai.AsyncOpenAI, question: str) -> tuple[Any, Any]:
     """A front end that drops the thought holds a conversation of two turns."""
     said: list[Any] = [{"role": "user", "content": question}]
-    first = await say(sdk, said, max_tokens=256)
+    first = await say(sdk, said, max_tokens=256, extra_body=BRIEF)
     said += [dropped(first.choices[0].message), {"role": "user", "content": "And why is that?"}]
-    return first, await say(sdk, said, max_tokens=256)
+    return first, await say(sdk, said, max_tokens=256, extra_body=BRIEF)
 
 
 async def test_the_prompt_cache_holds_though_the_front_end_drops_the_thought(engine):
@@ -97,8 +100,8 @@ async def test_streamed_and_whole_answers_are_the_same_message(engine):
     """The SDK's own accumulator reads the stream to what the whole answer says."""
     said: Any = [{"role": "user", "content": "Name a colour."}]
     async with proxied(engine.url) as (sdk, _):
-        whole = (await say(sdk, said, max_tokens=256)).choices[0].message
-        async with sdk.chat.completions.stream(model="any", messages=said, max_tokens=256) as stream:
+        whole = (await say(sdk, said, max_tokens=256, extra_body=BRIEF)).choices[0].message
+        async with sdk.chat.completions.stream(model="any", messages=said, max_tokens=256, extra_body=BRIEF) as stream:
             thought = [
                 getattr(event.chunk.choices[0].delta, "reasoning_content", None) or ""
                 async for event in stream
