@@ -18,7 +18,7 @@ from proxy.gather import Gather
 from proxy.incoming import Again, Incoming, Second
 from proxy.jsons import loads
 from proxy.listeners import Listener
-from proxy.live import Live
+from proxy.live import Live, check
 from proxy.messages import Event, Plan
 from proxy.record import Record
 from proxy.wire import Answer
@@ -123,6 +123,7 @@ class Generation:
             return await self._live.answer_now()
         if self.finished:
             raise NotFound("this answer has come to its end")
+        check(self.plan)
         self._wanted_now = True
         return "pending"
 

@@ -11,7 +11,7 @@ from typing import Literal
 from proxy import headers
 from proxy.errors import AlreadyAnswering, NotSupported, ProxyError, UpstreamTimeout
 from proxy.jsons import JsonError, dumps, loads
-from proxy.messages import Event, Json
+from proxy.messages import Event, Json, Plan
 from proxy.planning import Planned
 from proxy.record import Record
 
@@ -19,6 +19,15 @@ log = logging.getLogger(__name__)
 
 CONTROL_SECONDS = 10.0
 """How long an engine may take to end a thought; it answers at once, or hangs."""
+
+
+def check(plan: Plan) -> None:
+    """Raises NotSupported where the engine cannot end this request's thought, AlreadyAnswering where there is none."""
+    facts = plan.facts
+    if not facts.has_control:
+        raise NotSupported(f"{facts.engine} on backend {facts.backend} cannot end a thought that runs")
+    if not plan.controlled:
+        raise AlreadyAnswering("this request is answered without a thought of any length: there is none to end")
 
 
 class Live:
@@ -70,13 +79,9 @@ class Live:
 
         Raises AlreadyAnswering where there is no thought to end, NotSupported where the engine cannot.
         """
-        control, facts = self._backend.dialect.control, self._plan.facts
         if self.answers:
             raise AlreadyAnswering("the answer has begun: there is no thought to end")
-        if control is None:
-            raise NotSupported(f"{facts.engine} on backend {facts.backend} cannot end a thought that runs")
-        if not self._plan.controlled:
-            raise AlreadyAnswering("this request is answered without a thought of any length: there is none to end")
+        check(self._plan)
         if self._id is None:
             self._wanted = True
             return "pending"

@@ -334,3 +334,19 @@ async def test_a_thought_in_tags_is_timed_and_ended_like_any_other():
             thought, text, _ = said((await proxy.chat(USER, stream=True)).text)
     assert (thought.split(), text) == (["one", "two", "three"], TEXT)
     assert controls(backend) == [{"id": "chatcmpl-0", "action": "reasoning_end"}]
+
+
+@pytest.mark.parametrize(("engine", "status", "code"), [("llama-server", 200, None), ("vllm", 501, "not_supported")])
+async def test_a_request_that_is_not_answered_yet_can_be_asked_for(engine, status, code):
+    """While it waits in line or for the first header: noted where the engine can, refused where it cannot."""
+    go = asyncio.Event()
+    async with FakeBackend(answer(TEXT, reasoning=THOUGHT).after(go), style=engine) as backend:
+        async with serving(settings(backend.url, engine=engine)) as proxy:
+            asking = asyncio.create_task(proxy.chat(USER, stream=True))
+            await backend.request_arrived()
+            (known,) = (await proxy.http.get(f"{proxy.url}/generations")).json()["data"]
+            told = await answer_now(proxy, known["request_id"])
+            go.set()
+            await asking
+    assert told.status_code == status
+    assert told.json().get("error", {}).get("code") == code
