@@ -204,9 +204,14 @@ class Listener:
             if not self._reply.done():
                 self._first = self._silence()
                 self._reply.set_result(self._opening())
-            elif self._write is not None and not self._writes:  # whoever does not read needs no sign of life
-                self._keeping = self._loop.create_task(self._put(self._silence()), name="keep-alive")
+            elif self._write is not None:
+                self._keeping = self._loop.create_task(self._keep_alive(self._write), name="keep-alive")
         self._clock = self._loop.call_later(left, self._tick)
+
+    async def _keep_alive(self, write: Write) -> None:
+        """Nothing may follow the end, which may have come before; and whoever does not read needs no sign of life."""
+        if not (self._over.is_set() or self._writes or self.gone) and (piece := self._silence()):
+            await self._give(write, piece)
 
 
 class Streaming(Listener):

@@ -293,6 +293,15 @@ async def test_no_event_is_torn_reordered_or_lost_by_comments_that_come_between(
     assert [block for block in blocks(kept) if block.startswith("data: ")] == blocks(plain)
 
 
+async def test_nothing_follows_the_end_though_a_sign_of_life_was_due_with_it():
+    """A clock of a thousandth of a second, and a hundred answers that end when it strikes."""
+    async with faked(answer("So.", reasoning="one two", gap=0.001)) as backend:
+        async with served(backend, server={"keepalive_seconds": 0.001}) as proxy:
+            found = await asyncio.gather(*(proxy.chat(USER, stream=True) for _ in range(100)))
+    assert {response.text.endswith("data: [DONE]\n\n") for response in found} == {True}
+    assert {response.text.count("[DONE]") for response in found} == {1}
+
+
 async def test_a_client_that_leaves_a_stream_that_only_a_comment_opened_ends_the_work():
     """The backend is left though it has not answered, and the row says so."""
     async with faked(answer(TEXT).after(asyncio.Event())) as backend:
