@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -171,7 +170,7 @@ class Record:
         """Wait a little until this request's turns and row are written: where other proxies read the same store, and
         where so much time went into the answer that a few milliseconds are nothing beside it."""
         if (self._store.shared and self._kept) or (self.entry.duration_ms or 0) >= _LONG_MS:
-            await asyncio.to_thread(self._store.flush, _SETTLE_SECONDS)
+            await self._store.written(_SETTLE_SECONDS)
 
     def rejoined(self, other: Record) -> None:
         """This request listens to the answer that another one asked for, and paid for."""

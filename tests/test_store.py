@@ -523,6 +523,31 @@ async def test_threads_write_at_once(path: Path, tmp_path: Path) -> None:
         assert [json.loads(line)["request_id"] for line in lines] == ids
 
 
+async def test_who_waits_for_its_row_does_not_wait_for_what_others_use(path: Path) -> None:
+    """Turns are found, and so noted as used, all the time: a row that is on disk is told of all the same."""
+    over = threading.Event()
+    with closing(opened(path)) as store:
+        assert isinstance(store, SqliteStore)
+        writer = store._writer
+
+        def use() -> None:
+            while not over.wait(0.001):
+                writer.mark_used(Uses({1}))
+
+        thread = threading.Thread(target=use)
+        thread.start()
+        try:
+            began = time.monotonic()
+            for number in range(20):
+                store.put_entry(Entry(request_id=str(number)))
+                await store.written(5)
+                assert sql(path, "SELECT count(*) FROM requests") == [(number + 1,)]
+            assert time.monotonic() - began < 5
+        finally:
+            over.set()
+            thread.join()
+
+
 def test_kill_9_after_a_flush_loses_nothing(path: Path, tmp_path: Path) -> None:
     """What was flushed is in table and lines, and the file opens again."""
     body = """

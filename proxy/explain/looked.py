@@ -89,6 +89,9 @@ class Looked:
     def entries(self, limit: int | None = None, *, own: bool = False) -> list[dict[str, Any]]:
         return []
 
+    async def written(self, seconds: float) -> None:
+        """Nothing is."""
+
     def flush(self, timeout: float = 10.0) -> bool:
         return True
 

@@ -85,6 +85,9 @@ class Store(Protocol):
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all that was put before is on disk; false if that took longer than `timeout` seconds."""
 
+    async def written(self, seconds: float) -> None:
+        """Wait, so long at the most, until all that was put before is on disk; not where nothing can be written now."""
+
     def healthy(self) -> bool:
         """Whether the writer lives and the last write and the last read were good."""
 

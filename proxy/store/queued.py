@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -88,6 +89,20 @@ class QueuedStore:
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all that was put before is on disk; false if that took longer than `timeout` seconds."""
         return self._writer.flush(timeout)
+
+    async def written(self, seconds: float) -> None:
+        """Wait, so long at the most, until all that was put before is on disk."""
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop may be closed by then
+                loop.call_soon_threadsafe(done.set)
+
+        self._writer.tell(tell)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await done.wait()
 
     def healthy(self) -> bool:
         """Whether the writer lives and the last write and the last read were good."""

@@ -87,6 +87,7 @@ class Writer:
         self._weight = 0
         self._count = 0
         self._taken = 0  # so many at the head are in the thread's hands
+        self._told: deque[tuple[int, Callable[[], None]]] = deque()
         self._hurry = False
         self._closing = False
         self._good = True
@@ -133,6 +134,17 @@ class Writer:
             self._changed.wait_for(lambda: self._written(last) or not self._thread.is_alive(), timeout)
             return self._written(last)
 
+    def tell(self, done: Callable[[], None]) -> None:
+        """Call `done`, which is quick, when all that was put before is written; at once where the store
+        cannot be written now, for nobody knows how long that takes."""
+        with self._changed:
+            if self._good and self._thread.is_alive() and not self._reached(self._count):
+                self._told.append((self._count, done))
+                self._hurry = True
+                self._changed.notify_all()
+                return
+        done()
+
     def healthy(self) -> bool:
         """Whether the thread lives and the last write was good."""
         return self._good and self._thread.is_alive() and (self._lines is None or self._lines.good)
@@ -145,9 +157,11 @@ class Writer:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def _reached(self, number: int) -> bool:
+        return not self._items or self._items[0].number > number
+
     def _written(self, number: int) -> bool:
-        done = not self._items or self._items[0].number > number
-        return done and not (self._uses or self._marking) and not (self._lines and self._lines.waiting)
+        return self._reached(number) and not (self._uses or self._marking) and not (self._lines and self._lines.waiting)
 
     def _make_room(self, weight: int) -> None:
         def room() -> bool:
@@ -173,15 +187,19 @@ class Writer:
         while True:
             batch, uses = self._take()
             written = self._write(batch)
-            if written is not None:
-                self._look_after(uses)
             with self._changed:
                 self._taken = 0
-                self._marking = False
                 for _ in range(written or 0):
                     self._forget(self._items.popleft())
                 self._good = written is not None
                 self._stuck = self._stuck and not self._good
+                while self._told and (self._reached(self._told[0][0]) or self._closing or not self._good):
+                    self._told.popleft()[1]()
+                self._changed.notify_all()
+            if written is not None:
+                self._look_after(uses)
+            with self._changed:
+                self._marking = False
                 self._changed.notify_all()
                 if self._closing and (not self._good or not self._items):
                     self._report_loss()
