@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from soak_backend import ABRUPT, Fate, fate, more_files, summed
+from soak_backend import ABRUPT, EVENTS, Fate, fate, more_files, summed
 
 from proxy.demo.server import environment, free_port, healthy
 
@@ -65,8 +65,8 @@ CAP = 100_000
 LATE = 2.0
 """Seconds after which the backend must know that a client is gone."""
 GROWTH, GROWTH_YOUNG = 0.05, 0.10
-"""How much memory and files may grow after the first fifth, by their trend: in a minute or more; and in less, while a
-process still warms up."""
+"""How much memory and files may grow by their trend, after the start: in a minute or more; and in less, while a process
+still warms up."""
 SETTLES = 20
 """Seconds after the last stream within which the proxy lets go of connections that it keeps for a while."""
 READS = 0.3
@@ -394,7 +394,7 @@ class Soak:
         folder = self._folder
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is one
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel, "by SIGTERM")
         with Children(folder) as children:
             backend = self._backend(children)
             port = free_port()
@@ -496,8 +496,13 @@ class Soak:
             await asyncio.sleep(1)
 
     def _held(self, account: Account) -> None:
-        """Check what the proxy held: that the trend after the first fifth of the full load leads nowhere."""
-        begins = self._full + min(60.0, (self._over - self._full) / 5)
+        """Check what the proxy held: that its trend leads nowhere after the start.
+
+        That is a fifth of the run, and at least, but for half of a short one, the life of the longest stream: before
+        that all streams are young.
+        """
+        load = self._over - self._full
+        begins = self._full + min(load / 2, max(load / 5, EVENTS[1] / self._asked.pace))
         chosen = [moment for moment in self._samples if begins <= moment.at <= self._over]
         times, seconds = [moment.at - begins for moment in chosen], self._over - begins
         for name, values in (
@@ -731,8 +736,9 @@ def main() -> None:
     good = gone = False
     try:
         good = uvloop.run(Soak(asked, folder).run())
-    except (asyncio.CancelledError, KeyboardInterrupt):
+    except (asyncio.CancelledError, KeyboardInterrupt) as reason:
         gone = True
+        print("broken off", *reason.args, file=sys.stderr)
     except Broken as problem:
         print(problem, file=sys.stderr)
     finally:

@@ -35,6 +35,8 @@ WHOLE_HEAD = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: 
 QUESTION = re.compile(r"\[(\d+)\]")
 ABRUPT = struct.pack("ii", 1, 0)
 """For SO_LINGER: closing sends RST."""
+EVENTS = (20, 60)
+"""How many an answer has, at the least and at the most."""
 LAST_GAP = 0.05
 """Seconds between the finish, the usage and a reset behind them."""
 AT_ONCE = 0.001
@@ -87,7 +89,7 @@ class Fate:
 def fate(seed: int, number: int) -> Fate:
     """The fate of the request of this number."""
     chance = random.Random(f"{seed}/{number}")  # noqa: S311 - the same in every run
-    events = chance.randint(20, 60)
+    events = chance.randint(*EVENTS)
     thoughts = chance.randint(5, events - 5)
     return Fate(
         stream=chance.random() >= 0.10,

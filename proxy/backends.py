@@ -327,12 +327,14 @@ class Backends:
 
     async def stand_in(self, model: str, name: str) -> Route:
         """The way to a backend that serves a model in the place of another one: under its own name for it, and at its
-        own price."""
+        own price. Raises ModelNotFound where it is known to serve several others."""
         backend = self.by_name[name]
         route = await self.route(model, to=name)
         served, upstream = backend.models, route.upstream_model
         if served and upstream not in served:
-            upstream = model if model in served else served[0] if len(served) == 1 else upstream
+            if model not in served and len(served) > 1:
+                raise ModelNotFound(f"backend {name} does not serve the model {model!r}", param="model")
+            upstream = model if model in served else served[0]
         tables = self._settings.models.items()
         own = [table for alias, table in tables if table.backend == name and (table.upstream or alias) == upstream]
         family = route.family if upstream == route.upstream_model else self._own_family(upstream, backend)

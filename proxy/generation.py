@@ -164,8 +164,11 @@ class Generation:
             rest = self._rest(broken=True)
             if error is not None:
                 self.record.failed(error)
+            elif self._finish_told:  # the answer was complete, and what it took had not been told yet
+                self.record.left()
+                self.record.finish()
             else:
-                self.record.finish(None if self._finish_told else "client_disconnected")
+                self.record.finish("client_disconnected")
         if self._task is not None:
             self._task.cancel()
         return rest

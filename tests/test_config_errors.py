@@ -39,6 +39,11 @@ fallback = ["locall"]
 
 [backends.other]
 url = "http://127.0.0.1:8081/v1"
+fallback = ["local", "local"]
+=> backends.other.fallback[1]: is named twice; each is asked once
+
+[backends.other]
+url = "http://127.0.0.1:8081/v1"
 fallback = ["other"]
 => backends.other.fallback[0]: a backend is no fallback of its own
 

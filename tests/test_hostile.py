@@ -174,6 +174,7 @@ async def test_a_client_that_leaves_behind_the_finish_has_its_turn_remembered():
                         break
             row = (await proxy.rows())[0]
             assert (row["outcome"], row["finish_reason"]) == ("ok", "stop")
+            assert row["prompt_tokens"] > 0, "estimated: the engine was left before it told"
             second = await proxy.chat(USER, SAID, MORE)
             assert "restored=1" in second.headers["x-proxy-history"]
 

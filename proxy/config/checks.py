@@ -176,12 +176,15 @@ def _backends_of_models(tables: Mapping[str, Any]) -> Found:
 def _fallbacks(tables: Mapping[str, Any]) -> Found:
     known = [name for (_, name), _ in _entries(tables, "backends")]
     for path, table in _entries(tables, "backends"):
-        others = table.get("fallback")
-        for number, other in enumerate(others if isinstance(others, (list, tuple)) else ()):
+        given = table.get("fallback")
+        others = given if isinstance(given, (list, tuple)) else ()
+        for number, other in enumerate(others):
             if other == path[1]:
                 yield (*path, "fallback", number), "a backend is no fallback of its own"
             elif isinstance(other, str) and other not in known:
                 yield (*path, "fallback", number), _no_such("backend", other, known)
+            elif other in others[:number]:
+                yield (*path, "fallback", number), "is named twice; each is asked once"
 
 
 class _OwnFamilies(Section):
