@@ -1525,15 +1525,15 @@ class Writing:
 
     def __init__(self, proxy: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         self._come, self.go = threading.Event(), threading.Event()
-        flush = proxy.pipeline.store.flush
+        written = proxy.pipeline.store.written
 
-        def held(timeout: float = 10.0) -> bool:
+        async def held(seconds: float) -> None:
             self._come.set()
-            self.go.wait(5)
-            return flush(timeout)
+            await asyncio.to_thread(self.go.wait, 5)
+            await written(seconds)
 
         monkeypatch.setattr("proxy.record._LONG_MS", 0)  # each answer took its time
-        monkeypatch.setattr(proxy.pipeline.store, "flush", held)
+        monkeypatch.setattr(proxy.pipeline.store, "written", held)
 
     async def come(self) -> None:
         """The answer is complete, and its row is being written."""

@@ -82,7 +82,7 @@ class Writer:
         self._items: deque[_Item] = deque()
         self._waiting = Waiting()
         self._uses = Uses()
-        self._marking = False
+        self._looking_after = False
         self._more = True  # to be tidied
         self._weight = 0
         self._count = 0
@@ -161,7 +161,11 @@ class Writer:
         return not self._items or self._items[0].number > number
 
     def _written(self, number: int) -> bool:
-        return self._reached(number) and not (self._uses or self._marking) and not (self._lines and self._lines.waiting)
+        return (
+            self._reached(number)
+            and not (self._uses or self._looking_after)
+            and not (self._lines and self._lines.waiting)
+        )
 
     def _make_room(self, weight: int) -> None:
         def room() -> bool:
@@ -199,7 +203,7 @@ class Writer:
             if written is not None:
                 self._look_after(uses)
             with self._changed:
-                self._marking = False
+                self._looking_after = False
                 self._changed.notify_all()
                 if self._closing and (not self._good or not self._items):
                     self._report_loss()
@@ -222,7 +226,7 @@ class Writer:
             batch = list(islice(self._items, BATCH))
             self._taken = len(batch)
             uses, self._uses = self._uses, Uses()
-            self._marking = bool(uses)
+            self._looking_after = bool(uses or batch)
             return batch, uses
 
     def _look_after(self, uses: Uses) -> None:
