@@ -31,6 +31,8 @@ _OFFERS_H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n|$)", re.IGNORECAS
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 
+_DRAIN_LOOK = 0.5
+"""Seconds after which a second signal is seen while requests are waited for."""
 LAST_WORDS_SECONDS = 5
 """How long the last event of a stream may take to leave after the drain time."""
 
@@ -223,7 +225,12 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         seconds = self._pipeline.settings.server.drain_seconds
         self._pipeline.draining = True
-        stopping = asyncio.get_running_loop().call_later(seconds, self._pipeline.stopping.set)
+        loop = asyncio.get_running_loop()
+        stopping = loop.call_later(seconds, self._pipeline.stopping.set)
+        until = loop.time() + seconds
+        # uvicorn closes its door first of all, and nobody could read in `/ready` that requests had better go elsewhere.
+        while self.server_state.tasks and loop.time() < until and not self.force_exit:
+            await asyncio.wait(self.server_state.tasks, timeout=_DRAIN_LOOK)
         await super().shutdown(sockets)
         stopping.cancel()
 

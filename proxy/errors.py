@@ -6,6 +6,7 @@
     ├── DemoFailed             the demo did not see what it shows (`demo/`)
     ├── InternalError          500  a fault of this program; its traceback is in the log
     ├── Stopping               503  the proxy was told to end, and the drain time is over
+    │   └── Draining           503  it was told to end before the request came: nothing was sent
     ├── Ended                  410  the caller ended the generation by DELETE, or it gave way
     ├── QueueFull              429  too many wait for the backend already: nothing was sent
     ├── RequestError           the caller's mistake, found before anything was sent
@@ -78,6 +79,12 @@ class Stopping(ProxyError):
     status = 503
     code = "shutting_down"
     may_have_cost = True
+
+
+class Draining(Stopping):
+    """A request came after the proxy was told to end; nothing was sent."""
+
+    may_have_cost = False
 
 
 class Ended(ProxyError):

@@ -30,7 +30,7 @@ from proxy.asking import CHAT, Asking, enter
 from proxy.backends import Backend, Backends
 from proxy.callers import Caller, Callers
 from proxy.doors import Call, Reply
-from proxy.errors import Ended, InternalError, ModelNotFound, NotFound, ProxyError, Stopping
+from proxy.errors import Draining, Ended, InternalError, ModelNotFound, NotFound, ProxyError, Stopping
 from proxy.generation import Generation
 from proxy.generations import Generations
 from proxy.listeners import Listener, Streaming, Whole
@@ -93,6 +93,8 @@ class Pipeline:
         """Answer a call. Errors of the caller and of backends come back as replies; nothing is raised for them."""
         record = self._record(call)
         try:
+            if self.draining:
+                raise Draining(STOPPING)
             reply = await self._routed(call, record)
         except ProxyError as error:
             reply = _failed(record, error)

@@ -134,6 +134,27 @@ async def test_a_stream_that_ends_in_the_drain_time_is_complete(tmp_path):
     assert events(response.text)[-1] == "[DONE]"
 
 
+async def test_while_it_drains_ready_says_so_and_new_requests_are_refused(tmp_path):
+    """SIGTERM with a stream that goes on: a balancer sees it, and nothing that comes now is begun."""
+    go = asyncio.Event()
+    async with FakeBackend(answer("late", reasoning="T").hold(go, after=2)) as backend, httpx.AsyncClient() as http:
+        with process(tmp_path, configuration(backend.url, tmp_path), signalled=True) as url:
+            body = {"model": "kimi-k3", "messages": [USER], "stream": True}
+            asking = asyncio.create_task(http.post(f"{url}/chat/completions", json=body, timeout=30))
+            await backend.request_arrived()
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+            await asyncio.sleep(0.3)
+            ready = await http.get(url.removesuffix("/v1") + "/ready")
+            refused = await http.post(f"{url}/chat/completions", json=body)
+            go.set()
+            response = await asking
+    assert (ready.status_code, "shutting down" in ready.text) == (503, True)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    assert "x-should-retry" not in refused.headers
+    assert "late" in response.text
+    assert len(backend.requests) == 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_kill_loses_no_answer_that_took_its_time(tmp_path, stream):
     """SIGKILL in the moment in which a long answer's last byte is there: its turn and its row are on disk."""
