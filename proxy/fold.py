@@ -79,10 +79,12 @@ class Fold:
         if event.error is not None:
             self.error = event.error
 
-    def answers(self) -> Iterator[tuple[Choice, str, str]]:
-        """Each choice with its thought and its text; pairs that were cut between two deltas are whole again."""
+    def answers(self, *, growing: bool = False) -> Iterator[tuple[Choice, str, str]]:
+        """Each choice with its thought and its text; pairs that were cut between two deltas are whole again. Of a
+        `growing` answer half a pair stays: the other one may follow."""
+        mend = str if growing else healed
         for choice in self.choices.values():
-            yield choice, healed("".join(choice.reasoning)), healed("".join(choice.text))
+            yield choice, mend("".join(choice.reasoning)), mend("".join(choice.text))
 
     @property
     def reasoning_text(self) -> str:

@@ -74,9 +74,9 @@ class Gather:
         if usage and isinstance(usage, dict):
             self.usage = usage
 
-    def whole(self, fold: Fold) -> Event:
-        """The answer as a backend's whole one is read."""
-        said = zip(fold.choices, fold.answers(), strict=True)
+    def whole(self, fold: Fold, *, growing: bool = False) -> Event:
+        """The answer as a backend's whole one is read; so far, where it is still `growing`."""
+        said = zip(fold.choices, fold.answers(growing=growing), strict=True)
         body: dict[str, Any] = {
             **self._top,
             "object": "chat.completion",
@@ -85,7 +85,7 @@ class Gather:
         if self.usage is not None:
             body["usage"] = self.usage
         raw = dumps(body)
-        if has_escaped_surrogates(raw):
+        if not growing and has_escaped_surrogates(raw):
             raw = healed(json.dumps(body, ensure_ascii=False)).encode()
         return reading.decode(raw, whole=True)
 

@@ -145,7 +145,7 @@ class Generation:
             return incoming.replayed(_NEUTRAL.whole(self._event), set(self.record.fold.choices))
         assert self._gather is not None  # noqa: S101 - what can be left has one
         ended = {at for at, choice in self._said.choices.items() if choice.finish is not None}
-        return incoming.replayed(_NEUTRAL.whole(self._gather.whole(self._said)), ended)
+        return incoming.replayed(_NEUTRAL.whole(self._gather.whole(self._said, growing=True)), ended)
 
     async def left(self, listener: Listener) -> None:
         """A client is gone: the work ends, unless it goes on without one."""

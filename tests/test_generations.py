@@ -449,7 +449,6 @@ async def test_who_comes_back_is_shown_the_thought_in_its_own_way(shown):
     assert heard.finishes == ["stop"]
 
 
-@pytest.mark.xfail(strict=True, reason="what was said so far is healed: each half becomes U+FFFD or stays alone")
 async def test_a_letter_that_was_cut_in_two_is_whole_again():
     """An emoji comes as two halves of a surrogate pair, and the client leaves and comes back between them."""
     go = asyncio.Event()
