@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import re
@@ -21,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy import __version__, config
-from proxy.doors import Call, Gone, Reply
+from proxy.doors import Body, Call, Gone, Reply
 from proxy.errors import BodyTooLarge, NotFound, ProxyError, Stopping
 from proxy.pipeline import STOPPING, Pipeline
 
@@ -64,7 +65,7 @@ class ApiDoor:
         except _ClientLeft:
             return
         except ProxyError as error:
-            await _send(send, self._pipeline.refuse(call, error))
+            await self._deliver(self._pipeline.refuse(call, error), receive, send)
             return
         reply = await self._unless_ended(self._pipeline.handle(replace(call, body=body)), _gone(receive))
         if reply is not None:
@@ -72,16 +73,17 @@ class ApiDoor:
 
     async def _deliver(self, reply: Reply, receive: Receive, send: Send) -> None:
         """Send a reply. A streamed body is closed on every way out, which ends the backend's work."""
-        if isinstance(reply.body, bytes):
-            await _send(send, reply)
+        body = reply.body
+        if isinstance(body, bytes):
+            await _send(send, reply, body)
             return
         left = asyncio.ensure_future(_gone(receive))
         try:
-            await self._unless_ended(_send(send, reply, left), left)
-            if self._pipeline.stopping.is_set() and (last := reply.body.interrupt(Stopping(STOPPING))):
+            await self._unless_ended(_stream(send, reply, body, left), left)
+            if self._pipeline.stopping.is_set() and (last := body.interrupt(Stopping(STOPPING))):
                 await send({"type": "http.response.body", "body": last})
         finally:
-            await reply.body.aclose()
+            await body.aclose()
 
     async def _unless_ended(self, work: Awaitable[T], *ends: Awaitable[None]) -> T | None:
         """The result of `work`. When one of `ends` comes before, or the proxy stops, it is cancelled, and what it then
@@ -122,28 +124,32 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _send(send: Send, reply: Reply, left: asyncio.Future[None] | None = None) -> None:
-    """Send a reply to a client that has not `left`."""
+async def _start(send: Send, reply: Reply, *more: tuple[bytes, bytes]) -> None:
     headers = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in reply.headers]
-    if isinstance(reply.body, bytes):
-        headers.append((b"content-length", b"%d" % len(reply.body)))
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        await send({"type": "http.response.body", "body": reply.body})
-        return
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.start", "status": reply.status, "headers": [*headers, *more]})
+
+
+async def _send(send: Send, reply: Reply, body: bytes) -> None:
+    await _start(send, reply, (b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _stream(send: Send, reply: Reply, body: Body, left: asyncio.Future[None]) -> None:
+    """Send a body as it comes, to a client that has not `left`: sending to nobody is no error."""
+    await _start(send, reply)
 
     async def write(piece: bytes) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
-        if left is not None and left.done():  # sending to nobody is no error
+        if left.done():
             raise Gone
 
     try:
-        await reply.body.feed(write)
+        await body.feed(write)
     except ProxyError:
         return  # a body that passes through broke: without its end the client sees that it is not complete
     await send({"type": "http.response.body", "body": b""})
-    if left is None or not left.done():
-        reply.body.delivered()
+    if not left.done():
+        body.delivered()
 
 
 def create_app(pipeline: Pipeline) -> FastAPI:
@@ -268,6 +274,9 @@ def serve(settings: config.Settings) -> None:
     for noisy in ("httpx", "asyncio", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        server_of(Pipeline.open(settings)).run()
+        server = server_of(Pipeline.open(settings))
+        gc.collect()
+        gc.freeze()  # what is there now stays: to walk it in each full collection holds up all streams
+        server.run()
     except SystemExit:
         raise SystemExit(1) from None  # uvicorn has said why; its own codes are not ours

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
 
 from proxy import config, headers, render, sse
@@ -41,7 +42,7 @@ class Source(Protocol):
         """That one listens no more."""
 
 
-class Listener:
+class Listener(ABC):
     """One client of one generation. Whoever holds it calls `aclose`."""
 
     hears: ClassVar[bool]
@@ -54,6 +55,7 @@ class Listener:
         self._every = every
         self._loop = asyncio.get_running_loop()
         self._reply: asyncio.Future[Reply] = self._loop.create_future()
+        self._replied = False
         self._over = asyncio.Event()
         self._fed = asyncio.Event()
         self._first = b""  # what is due as soon as somebody takes it
@@ -77,8 +79,16 @@ class Listener:
         Raises ProxyError where there is nothing but an error.
         """
         reply = await self._reply
+        del self._reply  # which holds this listener, as the body
         self.is_delivered = isinstance(reply.body, bytes)
         return reply
+
+    def _answer(self, reply: Reply) -> None:
+        """That is what the client is answered, unless it was before."""
+        if not self._replied:
+            self._replied = True
+            if not self._reply.done():  # cancelled: nobody waits for it any more
+                self._reply.set_result(reply)
 
     async def feed(self, write: Write) -> None:
         """Give the body to `write` as it comes; returns at its end."""
@@ -113,57 +123,62 @@ class Listener:
 
     # The generation's side
 
+    @abstractmethod
     def opened(self, status: int) -> None:
         """The backend answers."""
 
+    @abstractmethod
     async def heard(self, events: list[Event]) -> None:
         """More of the answer."""
 
+    @abstractmethod
     async def waits(self) -> None:
         """What holds the answer up has changed."""
 
+    @abstractmethod
     def catch_up(self, events: list[Event]) -> None:
         """What was said before this one came."""
 
+    @abstractmethod
     async def complete(self, events: list[Event], rest: Event, usage: object) -> None:
         """The last of the answer, with what was held back; `usage` is told where the engine has told none."""
-        raise NotImplementedError
 
     async def failed(self, rest: Event, error: ProxyError) -> None:
         """The answer broke, or there is none."""
         self.record.failed(error)
-        if self._reply.done():
+        if self._replied:
             await self._put(self._broken(rest, error))
         else:
-            self._reply.set_exception(error)
+            self._replied = True
+            if not self._reply.done():
+                self._reply.set_exception(error)
         self._end()
 
     async def refused(self, status: int, told: list[tuple[str, str]], body: bytes) -> None:
         """The backend's own error in the place of an answer."""
         self._take_over()
-        if self._reply.done():
+        if self._replied:
             await self._put(self._refusal(body))
-        else:
-            self._reply.set_result(Reply(status, told, body))
+        self._answer(Reply(status, told, body))
         self._end()
 
     # What the two kinds do each in its way
 
+    @abstractmethod
     def _broken(self, rest: Event, error: ProxyError) -> bytes:
         """How a body ends that has begun, when the answer broke."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _refusal(self, body: bytes) -> bytes:
         """The same where the backend refused after all."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _opening(self) -> Reply:
         """The reply whose status nobody knows yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _silence(self) -> bytes:
         """What breaks the silence."""
-        raise NotImplementedError
 
     def _take_over(self) -> None:
         """What became of the answer is what became of the request that listens to it."""
@@ -201,9 +216,9 @@ class Listener:
         left = self._wrote + self._every - self._loop.time()
         if left <= 0:
             left = self._every
-            if not self._reply.done():
+            if not self._replied:
                 self._first = self._silence()
-                self._reply.set_result(self._opening())
+                self._answer(self._opening())
             elif self._write is not None:
                 self._keeping = self._loop.create_task(self._keep_alive(self._write), name="keep-alive")
         self._clock = self._loop.call_later(left, self._tick)
@@ -229,14 +244,13 @@ class Streaming(Listener):
         self._created = int(time.time())
 
     def opened(self, status: int) -> None:
-        if not self._reply.done():
-            self._reply.set_result(Reply(status, [*self._source.headers(), *headers.STREAM], self))
+        self._answer(Reply(status, [*self._source.headers(), *headers.STREAM], self))
 
     async def heard(self, events: list[Event]) -> None:
         await self._put(b"".join(map(self._view.event, events)))
 
     async def waits(self) -> None:
-        if self._progress and self._reply.done():
+        if self._progress and self._replied:
             await self._put(self._silence())
 
     def catch_up(self, events: list[Event]) -> None:
@@ -275,15 +289,26 @@ class Whole(Listener):
     def __init__(self, source: Source, record: Record, view: render.View, server: config.Server) -> None:
         super().__init__(source, record, view, server.nonstream_keepalive_seconds)
 
+    def opened(self, status: int) -> None:
+        """It is answered at the end."""
+
+    async def heard(self, events: list[Event]) -> None:
+        """And told then."""
+
+    async def waits(self) -> None:
+        """There is no place for a word of that."""
+
+    def catch_up(self, events: list[Event]) -> None:
+        """It gets all at once anyway."""
+
     async def complete(self, events: list[Event], rest: Event, usage: object) -> None:
         self._take_over()
         body = self._view.whole(self._source.whole())
-        if self._reply.done():
+        if self._replied:
             await self._put(body)
-        else:
-            its = self._source.record
-            more = headers.of_answer(its.entry.outcome, its.cost() if its is self.record else None)
-            self._reply.set_result(Reply(its.entry.status or 200, [*self._source.headers(), headers.JSON, *more], body))
+        its = self._source.record
+        more = headers.of_answer(its.entry.outcome, its.cost() if its is self.record else None)
+        self._answer(Reply(its.entry.status or 200, [*self._source.headers(), headers.JSON, *more], body))
         self._end()
 
     def _broken(self, rest: Event, error: ProxyError) -> bytes:

@@ -26,6 +26,9 @@ _MOST_READ = 64 * 1_048_576
 """Bytes of a whole answer, unpacked; as many as of one event of a stream."""
 
 
+_NOTHING = httpx.ByteStream(b"")
+
+
 async def _slices(body: bytes) -> AsyncIterator[bytes]:
     for at in range(0, len(body), _SLICE):
         yield body[at : at + _SLICE]
@@ -80,6 +83,7 @@ class Answer:
     async def aclose(self) -> None:
         """Let the connection go; one whose body was not read to its end is closed, which stops the generation."""
         await self._response.aclose()
+        self._response.stream = _NOTHING  # httpx's own holds the response, and all that stands in it
 
 
 class Wire:
