@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from proxy import headers, refusals, window
-from proxy.backends import Backend
+from proxy.backend import Backend
 from proxy.callers import Caller
 from proxy.doors import Call
 from proxy.errors import ProxyError, QueueFull, UpstreamUnreachable

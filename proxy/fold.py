@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from proxy.calls import arguments_text
+from proxy.events import Event, Usage, count_of
 from proxy.jsons import healed
-from proxy.messages import Event, Json, ToolCall, Usage, count_of
+from proxy.messages import Json, ToolCall
 
 
 @dataclass(slots=True)
@@ -133,7 +134,7 @@ def total(usages: Sequence[Usage]) -> Usage:
     if len(usages) == 1:
         return usages[0]
     sums = {}
-    for name in ("prompt", "cached", "completion", "reasoning"):
+    for name in ("prompt", "cached", "completion", "reasoning", "written", "cost"):
         values = [getattr(usage, name) for usage in usages]
         sums[name] = None if None in values else sum(values)
     return Usage(**sums, repaired=any(usage.repaired for usage in usages))

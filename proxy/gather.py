@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.dialects import reading
+from proxy.events import Event
 from proxy.fold import Choice, Fold, finish_of
 from proxy.jsons import dumps, has_escaped_surrogates, healed, loads
-from proxy.messages import REASONING_FIELDS, Event, Json, ToolCall
+from proxy.messages import REASONING_FIELDS, Json, ToolCall
 from proxy.normalise import details_text
 
 _NOT_TOP = frozenset({"object", "choices", "usage", "error", "obfuscation", "prompt_progress"})

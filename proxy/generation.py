@@ -13,13 +13,14 @@ from proxy import config, headers, incoming, policy, refusals, relay, render, sh
 from proxy.asking import Asking
 from proxy.cut import Cut
 from proxy.errors import InternalError, NotFound, ProxyError, UpstreamError
+from proxy.events import Event
 from proxy.fold import Fold
 from proxy.gather import Gather
 from proxy.incoming import Again, Incoming, Second
 from proxy.jsons import loads
 from proxy.listeners import Listener
 from proxy.live import Live, check
-from proxy.messages import Event, Plan
+from proxy.messages import Plan
 from proxy.record import Record
 from proxy.wire import Answer
 

@@ -8,11 +8,14 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from proxy.backends import Backend
+from proxy import config
+from proxy.asking import Asking
+from proxy.backend import Backend
 from proxy.callers import Caller
 from proxy.errors import Ended, NotFound, ProxyError
 from proxy.generation import Generation
 from proxy.messages import ChatRequest
+from proxy.record import Record
 
 MOST_DETACHED = 64
 """Generations without a listener that are kept; the oldest gives way."""
@@ -32,9 +35,11 @@ class Generations:
         self._running: dict[str, Generation] = {}
         self._left: dict[tuple[str, bytes], _Left] = {}  # by caller and request, the one that was left first before
 
-    def add(self, generation: Generation) -> None:
-        """One that begins, for its client."""
+    def begun(self, asking: Asking, record: Record, settings: config.Settings) -> Generation:
+        """A new one; whoever has it starts it."""
+        generation = Generation(asking, record, settings, keeps=self.keeps, over=self.over)
         self._running[generation.id] = generation
+        return generation
 
     def rejoined(self, caller: Caller, request: ChatRequest) -> Generation | None:
         """The generation of the same request, if its client left it; it is that of the one who asks now."""

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Protocol
 from proxy import refusals, shape, sse
 from proxy.dialects import Dialect, reading
 from proxy.errors import ProxyError, UpstreamError
+from proxy.events import Event, Progress
 from proxy.jsons import dumps, loads, objects
 from proxy.live import Live
-from proxy.messages import Event, Json, Plan, Progress
+from proxy.messages import Json, Plan
 from proxy.record import Record
 from proxy.wire import Answer
 

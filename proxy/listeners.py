@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 from proxy import config, headers, render, sse
 from proxy.doors import Gone, Reply, Write
 from proxy.errors import ProxyError
-from proxy.messages import Event
+from proxy.events import Event
 from proxy.record import Record
 
 

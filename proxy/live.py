@@ -10,8 +10,9 @@ from typing import Literal
 
 from proxy import headers
 from proxy.errors import AlreadyAnswering, NotSupported, ProxyError, UpstreamTimeout
+from proxy.events import Event
 from proxy.jsons import JsonError, dumps, loads
-from proxy.messages import Event, Json, Plan
+from proxy.messages import Json, Plan
 from proxy.planning import Planned
 from proxy.record import Record
 

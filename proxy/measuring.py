@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from proxy import sse
-from proxy.backends import Backend
+from proxy.backend import Backend
 from proxy.errors import ProxyError
 from proxy.fold import Fold
 from proxy.jsons import dumps

@@ -21,8 +21,6 @@ from proxy.thoughts import Room
 Json = Any
 """A decoded JSON value."""
 
-_MOST_COUNTED = 2**53
-
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 """Names under which a thought stands on an assistant message, in the order in which they are believed."""
 
@@ -218,86 +216,6 @@ class Plan:
         return replace(self, decisions=(*self.decisions, Decision(rule, reason)), **changes)
 
 
-def count_of(value: Json) -> int | None:
-    """A number of tokens as an engine reports it; None for what can be none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_COUNTED else None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of one answer, as reported. None is unknown; it is never written as 0.
-
-    `repaired`: the completion was reported without the thought in it, and is put right.
-    """
-
-    prompt: int | None = None
-    cached: int | None = None
-    completion: int | None = None
-    reasoning: int | None = None
-    repaired: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How much of a prompt the engine has read, in tokens: `processed` of `total`, `cached` of them without work; the
-    rest took so many `seconds`."""
-
-    total: int
-    cached: int
-    processed: int
-    seconds: float
-
-    @property
-    def percent(self) -> int:
-        """How much that is of the whole."""
-        return 100 * self.processed // self.total if self.total else 100
-
-    @property
-    def seconds_left(self) -> float | None:
-        """How long the rest takes at the same pace; None where there is none yet."""
-        done = self.processed - self.cached
-        return (self.total - self.processed) * self.seconds / done if done > 0 and self.seconds > 0 else None
-
-
-@dataclass(slots=True)
-class Part:
-    """What one event adds to one choice. `calls` and `details` (of `reasoning_details`) are fragments as they came.
-
-    `role`: it says that the assistant speaks; `other`: it shows something that is neither text nor call (a refusal, a
-    picture), or its text was ended before it began.
-    """
-
-    choice: int = 0
-    role: bool = False
-    other: bool = False
-    reasoning: str = ""
-    text: str = ""
-    calls: list[dict[str, Json]] = field(default_factory=list)
-    details: list[dict[str, Json]] = field(default_factory=list)
-    finish: str | None = None
-
-
-@dataclass(slots=True)
-class Event:
-    """One event of an answer, or a whole answer.
-
-    `raw` is the JSON text as it came. `odd` is true where a strict client needs it written anew; else the bytes may
-    leave as they are, if the client wants the thought under the name that it has here (`names`). Where it is `shaped`,
-    `parts` and not `raw` tell the thought and the text.
-    """
-
-    raw: bytes
-    parts: list[Part] = field(default_factory=list)
-    names: frozenset[str] = frozenset()
-    odd: bool = False
-    shaped: bool = False
-    empty: bool = False
-    usage: Usage | None = None
-    timings: Mapping[str, Json] | None = None
-    error: Mapping[str, Json] | None = None
-    progress: Progress | None = None
-
-
 @dataclass(slots=True)
 class Entry:
     """One ledger row: one request. The names are public; a missing value is None. Order is the order of the columns."""
@@ -324,6 +242,7 @@ class Entry:
     thinking_budget_sent: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None
     visible_tokens: int | None = None
@@ -345,6 +264,7 @@ class Entry:
     status: int | None = None
     attempts: int = 0
     cost_usd: str | None = None
+    cache_saved_usd: str | None = None
     price_source: str | None = None
     decisions: list[str] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)

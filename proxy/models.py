@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from proxy import config, headers, refusals
-from proxy.backends import Backend, Backends
+from proxy.backend import Backend
+from proxy.backends import Backends
 from proxy.errors import ProxyError, UpstreamError, UpstreamTimeout
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,8 @@ from proxy import (
     window,
 )
 from proxy.asking import CHAT, Asking, enter
-from proxy.backends import Backend, Backends
+from proxy.backend import Backend
+from proxy.backends import Backends
 from proxy.callers import Caller, Callers
 from proxy.doors import Call, Reply
 from proxy.errors import Draining, Ended, InternalError, ModelNotFound, NotFound, ProxyError, Stopping
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 _WORK = ("/completions", "/responses", "/messages", "/embeddings", "/rerank", "/reranking", "/score", "/infill")
 """Paths, beside chat, whose POST makes an engine work on its models."""
 _ANSWER_NOW = re.compile(rf"{CHAT}/([^/]+)/answer-now")
-_GENERATION = re.compile(r"/generations/([^/]+)")
+_GENERATIONS = re.compile(r"/generations(?:/([^/]+))?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 STOPPING = "the proxy is shutting down; send the request again later"
 
@@ -135,10 +136,8 @@ class Pipeline:
             return await self._chat(call, record)
         if call.method == "POST" and (found := _ANSWER_NOW.fullmatch(path)):
             return await self._answer_now(call, found[1], record)
-        if call.method == "GET" and path == "/generations":
-            return await self._generations(call, record)
-        if call.method == "DELETE" and (found := _GENERATION.fullmatch(path)):
-            return await self._end(call, found[1], record)
+        if found := _GENERATIONS.fullmatch(path):
+            return await self._generations(call, found[1], record)
         if call.method == "GET" and (path == "/models" or path.startswith("/models/")):
             return await self._models(call, path.removeprefix("/models").strip("/"), record)
         if call.path.startswith("/v1/") and not {".", ".."} & set(path.split("/")):
@@ -159,19 +158,20 @@ class Pipeline:
             made = await self._planner.plan(request, caller, call.headers)
             record.planned(made)
             window.check(made.plan)
-            theirs = self.generations
-            asking = Asking(self._planner, call, caller, request, made, record=record, crowded=theirs.crowded)
-            generation = Generation(asking, record, self.settings, keeps=theirs.keeps, over=theirs.over)
+            asking = Asking(self._planner, call, caller, request, made, record=record, crowded=self.generations.crowded)
+            generation = self.generations.begun(asking, record, self.settings)
             listener = self._listener(generation, call, caller, request, record)
-            theirs.add(generation)
             generation.start(listener)
         try:
-            return await listener.reply()
+            reply = await listener.reply()
         except BaseException:
             if self.stopping.is_set():
                 listener.interrupt(Stopping(STOPPING))
             await listener.aclose()
             raise
+        if isinstance(reply.body, bytes):
+            await listener.aclose()
+        return reply
 
     def _listener(
         self, generation: Generation, call: Call, caller: Caller, request: ChatRequest, record: Record
@@ -189,14 +189,17 @@ class Pipeline:
         status = await self.generations.named(request_id, caller).answer_now()
         return _told(record, {"request_id": request_id, "status": status})
 
-    async def _generations(self, call: Call, record: Record) -> Reply:
-        """Those of the caller."""
-        found = self.generations.of(self._caller(call, record))
-        return _told(record, {"object": "list", "data": [generations.shown(each) for each in found]})
-
-    async def _end(self, call: Call, request_id: str, record: Record) -> Reply:
-        """End a generation of the caller, whether somebody listens or not."""
-        generation = self.generations.named(request_id, self._caller(call, record))
+    async def _generations(self, call: Call, request_id: str | None, record: Record) -> Reply:
+        """Those of the caller, or one of them; DELETE ends it, whether somebody listens or not."""
+        caller = self._caller(call, record)
+        if call.method == "GET" and request_id is None:
+            found = self.generations.of(caller)
+            return _told(record, {"object": "list", "data": [generations.shown(each) for each in found]})
+        if request_id is None or call.method not in ("GET", "DELETE"):
+            raise NotFound(f"{call.method} {call.path} does not exist; use GET, or DELETE with an id")
+        generation = self.generations.named(request_id, caller)
+        if call.method == "GET":
+            return _told(record, generations.shown(generation))
         await self.generations.drop(generation, Ended("this generation was ended by DELETE"))
         return _told(record, {"object": "generation", "id": request_id, "deleted": True})
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from proxy.messages import Usage
+from proxy.events import Usage
 from proxy.section import Section
 
 PerMillion = Annotated[Decimal, Ge(0)]

@@ -14,10 +14,11 @@ from proxy.backends import Route
 from proxy.callers import Caller, keys_in
 from proxy.doors import Call
 from proxy.errors import Ended, ProxyError, RequestError, UpstreamError, UpstreamUnreachable
+from proxy.events import Event, Usage
 from proxy.fold import Fold, total
 from proxy.jsons import dumps
 from proxy.keys import Chain
-from proxy.messages import Entry, Event, Plan, Usage
+from proxy.messages import Entry, Plan
 from proxy.planning import Planned
 from proxy.recall import Recalled
 from proxy.remember import Answer, Rememberer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from proxy.backend import LOADING
 from proxy.errors import ContextLengthExceeded, UpstreamError, UpstreamRefusal, error_body
 from proxy.jsons import JsonError, dumps, loads
 from proxy.messages import Json
@@ -53,7 +54,7 @@ async def overflows(answer: Answer) -> bool:
 
 async def is_loading(answer: Answer) -> bool:
     """Whether llama.cpp's server, or one that is built on it, has not got its model yet."""
-    return answer.status == 503 and b"loading model" in (await answer.read()).lower()
+    return answer.status == LOADING and b"loading model" in (await answer.read()).lower()
 
 
 def _is_too_long(body: bytes) -> bool:

@@ -9,9 +9,9 @@ from proxy import refusals, shape
 from proxy.dialects import Dialect
 from proxy.doors import Gone, Write
 from proxy.errors import ProxyError
+from proxy.events import Event
 from proxy.incoming import Again
 from proxy.jsons import dumps, loads
-from proxy.messages import Event
 from proxy.record import Record
 from proxy.wire import Answer
 

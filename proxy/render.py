@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from proxy import sse
+from proxy.events import Event, Part
 from proxy.fold import Choice, Fold, finish_of
 from proxy.jsons import dumps, loads
-from proxy.messages import REASONING_FIELDS, Event, Json, Part
+from proxy.messages import REASONING_FIELDS, Json
 from proxy.normalise import details_text
 
 Shown = Literal["reasoning_content", "reasoning", "both", "think_tags", "hidden"]

@@ -11,8 +11,8 @@ from typing import Literal
 
 from proxy import calls
 from proxy.cut import Cut
+from proxy.events import Event, Part
 from proxy.families import Family
-from proxy.messages import Event, Part
 from proxy.section import Section
 from proxy.splitter import Splitter, Trailing
 from proxy.thinking import TAGS, Echo

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from proxy.messages import Entry, Json, count_of
+from proxy.events import count_of
+from proxy.messages import Entry, Json
 
 SMOOTHING = 0.3
 """How much of a new figure goes into the known one."""

@@ -10,7 +10,7 @@ import importlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from proxy import config
@@ -20,12 +20,8 @@ from proxy.pipeline import Pipeline
 T = TypeVar("T")
 
 
-class AsyncTransport:
-    """Give it to `httpx.AsyncClient(transport=…)` or `httpx2.AsyncClient(transport=…)`.
-
-    Either a whole configuration (`config`) or one backend's URL. Rows and turns go to the store that the configuration
-    names; with `backend` alone they stay in memory. Errors come back as HTTP responses, so that an SDK raises its own.
-    """
+class _Door:
+    """What both transports are: settings, and a pipeline from the first request on."""
 
     def __init__(
         self,
@@ -43,7 +39,7 @@ class AsyncTransport:
         self._earlier: list[dict[str, Any]] = []
 
     @classmethod
-    def from_config(cls, path: str | Path) -> AsyncTransport:
+    def from_config(cls, path: str | Path) -> Self:
         """A transport with the settings of a file. Raises ConfigError."""
         return cls(config.load(Path(path)))
 
@@ -53,7 +49,7 @@ class AsyncTransport:
         live = self._pipeline.store.entries(own=True) if self._pipeline else []
         return [*self._earlier, *live]
 
-    async def handle_async_request(self, request: Any) -> Any:
+    async def _handle(self, request: Any) -> Any:
         """Answer a request of either library with a response of the same library."""
         library = _library_of(request)
         call = Call(
@@ -86,12 +82,28 @@ class AsyncTransport:
             raise RuntimeError("this transport belongs to another event loop: make one in each `asyncio.run`")
         return self._pipeline
 
-    async def aclose(self) -> None:
+    async def _close(self) -> None:
         """Close the connections and write what is queued."""
         if self._pipeline is not None:
             pipeline, self._pipeline = self._pipeline, None
             self._earlier += await asyncio.to_thread(pipeline.store.entries, own=True)
             await pipeline.aclose()
+
+
+class AsyncTransport(_Door):
+    """Give it to `httpx.AsyncClient(transport=…)` or `httpx2.AsyncClient(transport=…)`.
+
+    Either a whole configuration (`config`) or one backend's URL. Rows and turns go to the store that the configuration
+    names; with `backend` alone they stay in memory. Errors come back as HTTP responses, so that an SDK raises its own.
+    """
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Answer a request of either library with a response of the same library."""
+        return await self._handle(request)
+
+    async def aclose(self) -> None:
+        """Close the connections and write what is queued."""
+        await self._close()
 
     async def __aenter__(self) -> AsyncTransport:
         return self
@@ -100,40 +112,21 @@ class AsyncTransport:
         await self.aclose()
 
 
-class Transport:
+class Transport(_Door):
     """The same for `httpx.Client(transport=…)` or `httpx2.Client(transport=…)`, and so for the SDK's `OpenAI`.
 
     The pipeline runs in a thread of its own; requests may come from several threads at a time.
     """
 
-    def __init__(
-        self,
-        config: config.Settings | None = None,
-        *,
-        backend: str | None = None,
-        engine: str = "auto",
-        family: str = "auto",
-    ) -> None:
-        self._inner = AsyncTransport(config, backend=backend, engine=engine, family=family)
-        self._starting = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    @classmethod
-    def from_config(cls, path: str | Path) -> Transport:
-        """A transport with the settings of a file. Raises ConfigError."""
-        return cls(config.load(Path(path)))
-
-    @property
-    def ledger(self) -> list[dict[str, Any]]:
-        """The ledger rows of this process, oldest first, under their public names, also after closing."""
-        return self._inner.ledger
+    _thread: threading.Thread | None = None
+    _work: asyncio.AbstractEventLoop | None = None
+    _starting = threading.Lock()
 
     def handle_request(self, request: Any) -> Any:
         """Answer a request of either library with a response of the same library."""
         library = _library_of(request)
         request.read()
-        response = self._run(self._inner.handle_async_request(request))
+        response = self._run(self._handle(request))
         if not isinstance(response.stream, library.SyncByteStream):
             response.stream = _pulled_class(library)(response.stream, self._run)
         return response
@@ -148,19 +141,19 @@ class Transport:
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._starting:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="reasoning-proxy", daemon=True)
+            if self._work is None:
+                self._work = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._work.run_forever, name="reasoning-proxy", daemon=True)
                 self._thread.start()
-            return self._loop
+            return self._work
 
     def close(self) -> None:
         """Close the connections and write what is queued."""
         with self._starting:
-            loop, self._loop = self._loop, None
+            loop, self._work = self._work, None
         if loop is None or self._thread is None:
             return
-        asyncio.run_coroutine_threadsafe(self._inner.aclose(), loop).result()
+        asyncio.run_coroutine_threadsafe(self._close(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
         loop.close()

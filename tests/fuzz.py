@@ -30,9 +30,9 @@ from test_transcripts import TRANSCRIPTS
 from proxy import calls
 from proxy.dialects import DIALECTS
 from proxy.errors import UpstreamError
+from proxy.events import Event, count_of
 from proxy.families import load
 from proxy.fold import Fold
-from proxy.messages import Event, count_of
 from proxy.render import View
 from proxy.shape import Shaper, Thinking
 

@@ -11,8 +11,9 @@ import pytest
 from proxy import normalise
 from proxy.dialects import DIALECTS
 from proxy.errors import UpstreamError
+from proxy.events import Usage
 from proxy.families import load
-from proxy.messages import Facts, Plan, Usage
+from proxy.messages import Facts, Plan
 from proxy.policy import Policy, Terms, decide
 
 FAMILY = load().named("kimi-k3")

@@ -20,7 +20,8 @@ from proxy.doctor import questions
 from proxy.doctor.checks import findings
 from proxy.doctor.examine import is_public
 from proxy.doctor.seen import Efforts, Past, Prompt, Said, Seen
-from proxy.messages import Event, Facts, Part, Usage
+from proxy.events import Event, Part, Usage
+from proxy.messages import Facts
 from proxy.probes import Found
 from proxy.testing import FakeBackend, Reply, Request, answer, document, error, events, wire
 

@@ -478,7 +478,7 @@ async def test_a_backend_that_is_down_is_told():
 
 async def test_a_backend_that_hangs_does_not_hold_up(monkeypatch):
     """After a few looks the plan is made without it."""
-    monkeypatch.setattr("proxy.backends.PROBE_WAIT", 0.05)
+    monkeypatch.setattr("proxy.backend.PROBE_WAIT", 0.05)
     silent = document({}).after(asyncio.Event())
     async with FakeBackend(paths={"/v1/models": silent}) as backend:
         write(toml(backend.url, engine="auto", store="memory"))

@@ -15,11 +15,11 @@ from test_transcripts import TRANSCRIPTS, Transcript, assert_counts, assert_says
 
 from proxy import sse
 from proxy.dialects import DIALECTS
+from proxy.events import Event
 from proxy.families import load
 from proxy.fold import Fold, finish_of
 from proxy.gather import Gather
 from proxy.jsons import healed
-from proxy.messages import Event
 from proxy.render import Shown, View
 from proxy.shape import Shaper, Thinking
 

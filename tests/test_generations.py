@@ -1294,6 +1294,25 @@ async def end(proxy: Running, request_id: str, headers: dict[str, str] | None = 
     return await proxy.http.delete(f"{proxy.url}/generations/{request_id}", headers=headers)
 
 
+async def test_one_can_be_looked_at_and_other_methods_are_not_the_backends_affair():
+    """GET with an id; what is not there is told by the proxy, and nothing of it goes upstream."""
+    async with FakeBackend(answer(TEXT, reasoning=THOUGHT).hold(asyncio.Event(), after=6)) as backend:
+        async with inside(detaching(backend.url)) as proxy:
+            await left(proxy, "beta")
+            (known,) = await listed(proxy)
+            own = f"{proxy.url}/generations"
+            one = (await proxy.http.get(f"{own}/{known['id']}")).json()
+            refused = [
+                await proxy.http.get(f"{own}/req_0"),
+                await proxy.http.put(f"{own}/{known['id']}"),
+                await proxy.http.post(own),
+                await proxy.http.delete(own),
+            ]
+            assert [(each.status_code, each.headers["x-proxy-error"]) for each in refused] == [(404, "not_found")] * 4
+        assert not any("generations" in request.path for request in backend.others)
+    assert {**one, "seconds": 0} == {**known, "seconds": 0}
+
+
 async def test_what_was_left_can_be_ended():
     """By its id: the backend is let go, the row is written, and the same body is a new question."""
     replies = answer(TEXT, reasoning=THOUGHT).hold(asyncio.Event(), after=6), answer("New.")

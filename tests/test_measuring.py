@@ -12,7 +12,7 @@ import pytest
 import real_engine
 from running import Running, serving, settings
 
-from proxy.backends import Backend
+from proxy.backend import Backend
 from proxy.engine import BUNDLED, Engine
 from proxy.measuring import TOKENS, is_near
 from proxy.testing import FakeBackend, answer, error

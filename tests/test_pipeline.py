@@ -586,7 +586,7 @@ async def test_callers_are_told_apart_by_whichever_key_they_send(name):
 
 async def test_a_server_that_comes_later_or_is_another_one_is_found(monkeypatch):
     """Started after the proxy, or swapped on the same port: it is looked at again, and told things in its own words."""
-    monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 0.0)
+    monkeypatch.setattr("proxy.backend.PROBE_AGAIN", 0.0)
     async with FakeBackend(THOUGHT, style="vllm", model="qwen3-30b") as first:
         url, port = first.url, first.port
     tables = {"backends": {"local": {"url": url}, "other": {"url": "http://127.0.0.1:9/v1"}}}
@@ -615,8 +615,8 @@ async def test_a_backend_that_does_not_answer_is_logged_with_its_address(caplog)
 @pytest.mark.parametrize("engine", ["llama-server", "auto"])
 async def test_a_look_that_fails_does_not_forget_what_was_known(monkeypatch, engine):
     """A busy server that does not answer a later look keeps its window and template."""
-    monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 0.0)
-    monkeypatch.setattr("proxy.backends.PROBE_AGE", 0.0)
+    monkeypatch.setattr("proxy.backend.PROBE_AGAIN", 0.0)
+    monkeypatch.setattr("proxy.backend.PROBE_AGE", 0.0)
     busy = error(503, "Loading model")
     async with FakeBackend(THOUGHT, style="llama-server", model="kimi-k3", context=9000) as backend:
         tables = {"backends": {"local": {"url": backend.url, "slow": True}}}

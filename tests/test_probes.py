@@ -565,8 +565,8 @@ async def test_a_server_that_does_not_tell_is_spoken_to_plainly(listed):
 @pytest.mark.parametrize("path", ["/v1/models", "/version", "/props"])
 async def test_a_probe_that_hangs_holds_a_request_for_its_wait_and_no_longer(path, monkeypatch):
     """Whichever question is not answered; once it is, the engine is known."""
-    monkeypatch.setattr("proxy.backends.PROBE_WAIT", 0.1)
-    monkeypatch.setattr("proxy.backends.PROBE_SECONDS", 60.0)  # a request that waited for it would fail the test
+    monkeypatch.setattr("proxy.backend.PROBE_WAIT", 0.1)
+    monkeypatch.setattr("proxy.backend.PROBE_SECONDS", 60.0)  # a request that waited for it would fail the test
     style = {"/version": "vllm", "/props": "llama-server"}.get(path, "vllm")
     go = asyncio.Event()
     async with FakeBackend(THOUGHT, style=style, model="m") as backend:
@@ -586,8 +586,8 @@ async def test_a_probe_that_hangs_holds_a_request_for_its_wait_and_no_longer(pat
 
 async def test_hanging_probes_of_several_backends_are_waited_for_together(monkeypatch):
     """A model that nobody is known to serve is refused after one wait, however many backends are silent."""
-    monkeypatch.setattr("proxy.backends.PROBE_WAIT", 0.5)
-    monkeypatch.setattr("proxy.backends.PROBE_SECONDS", 60.0)
+    monkeypatch.setattr("proxy.backend.PROBE_WAIT", 0.5)
+    monkeypatch.setattr("proxy.backend.PROBE_SECONDS", 60.0)
     never = asyncio.Event()
     async with FakeBackend(THOUGHT, paths={"/v1/models": document({}).after(never)}) as backend:
         tables = {f"b{number}": {"url": backend.url, "engine": "auto", "models": []} for number in range(12)}
@@ -601,7 +601,7 @@ async def test_hanging_probes_of_several_backends_are_waited_for_together(monkey
 
 async def test_a_server_that_comes_back_as_another_is_told_things_in_its_own_words(monkeypatch):
     """After a failure it is looked at again, and nothing of the old engine is said to the new one."""
-    monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 0.0)
+    monkeypatch.setattr("proxy.backend.PROBE_AGAIN", 0.0)
     async with FakeBackend(THOUGHT, style="llama-server", model="kimi-k3", context=9000) as first:
         url, port = first.url, first.port
         async with serving(auto(url, slow=True)) as proxy:
@@ -619,7 +619,7 @@ async def test_a_server_that_comes_back_as_another_is_told_things_in_its_own_wor
 
 async def test_a_server_is_looked_at_until_a_look_went_well_after_a_failure(monkeypatch):
     """That it answers again tells nothing about what it is."""
-    monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 0.0)
+    monkeypatch.setattr("proxy.backend.PROBE_AGAIN", 0.0)
     async with FakeBackend(THOUGHT, style="llama-server", model="kimi-k3") as first:
         port = first.port
         async with serving(auto(first.url)) as proxy:
@@ -627,10 +627,10 @@ async def test_a_server_is_looked_at_until_a_look_went_well_after_a_failure(monk
             await first.__aexit__(None, None, None)
             for _ in range(2):
                 assert (await proxy.chat(USER, model="kimi-k3")).status_code == 502
-            monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 1000.0)
+            monkeypatch.setattr("proxy.backend.PROBE_AGAIN", 1000.0)
             async with FakeBackend(THOUGHT, style="ollama", model="kimi-k3", port=port):
                 await proxy.chat(USER, model="kimi-k3")
-                monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 0.0)
+                monkeypatch.setattr("proxy.backend.PROBE_AGAIN", 0.0)
                 await proxy.chat(USER, model="kimi-k3")
                 assert (await proxy.rows(5))[-1]["engine"] == "ollama"
 
@@ -712,8 +712,8 @@ async def test_vllm_gets_a_thinking_budget_only_after_a_thought_came_apart(strea
 
 async def test_a_look_that_brings_nothing_new_is_not_told_again(caplog, monkeypatch):
     """Ollama's list of running models has a time that moves; a log line each minute would hide the others."""
-    monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 0.0)
-    caplog.set_level("INFO", "proxy.backends")
+    monkeypatch.setattr("proxy.backend.PROBE_AGAIN", 0.0)
+    caplog.set_level("INFO", "proxy.backend")
     async with FakeBackend(THOUGHT, style="ollama", model="kimi-k3") as backend:
         async with serving(auto(backend.url)) as proxy:
             (one,) = proxy.pipeline.backends.by_name.values()

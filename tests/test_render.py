@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from proxy import sse
 from proxy.dialects import DIALECTS
+from proxy.events import Usage
 from proxy.fold import Fold
-from proxy.messages import ToolCall, Usage
+from proxy.messages import ToolCall
 from proxy.render import Shown, View
 from proxy.thinking import lifted
 

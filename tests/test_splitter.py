@@ -14,8 +14,8 @@ from cutting import CUTS, cut, shared, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.events import Event, Part
 from proxy.families import Family, load
-from proxy.messages import Event, Part
 from proxy.shape import Shaper, Thinking
 from proxy.splitter import Splitter, Trailing
 from proxy.thinking import TAGS

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import config, families, normalise
-from proxy.backends import Backend
+from proxy.backend import Backend
 from proxy.dialects import DIALECTS, About
 from proxy.errors import InvalidRequest
 from proxy.messages import Ask, Plan

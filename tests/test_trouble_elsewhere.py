@@ -498,8 +498,8 @@ async def test_garbage_behind_the_finish_is_no_trouble(trouble):
 
 async def test_a_look_that_is_garbled_ends(monkeypatch):
     """The next one finds out what stands there; else it stays unknown till a restart."""
-    monkeypatch.setattr("proxy.backends.PROBE_AGAIN", 0.0)
-    monkeypatch.setattr("proxy.backends.PROBE_WAIT", 0.1)
+    monkeypatch.setattr("proxy.backend.PROBE_AGAIN", 0.0)
+    monkeypatch.setattr("proxy.backend.PROBE_WAIT", 0.1)
     async with FakeBackend(answer("a"), style="vllm") as backend:
         good, backend.paths["/v1/models"] = backend.paths["/v1/models"], garbled(b"zz\r\n")
         tables = {"backends": {"local": {"url": backend.url}}}

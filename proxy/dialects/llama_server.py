@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 from proxy.dialects.advice import Advice
 from proxy.dialects.plain import About, Answers, Control, Dialect, Question, Rows, text_at
-from proxy.messages import Json, count_of
+from proxy.events import count_of
+from proxy.messages import Json
 
 
 class _Advice(Advice):

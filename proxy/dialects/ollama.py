@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from proxy.dialects.advice import Advice
 from proxy.dialects.plain import About, Answers, Dialect, Question, Rows, text_at
+from proxy.events import count_of
 from proxy.jsons import objects
-from proxy.messages import Json, count_of
+from proxy.messages import Json
 
 
 class _Advice(Advice):

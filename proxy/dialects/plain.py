@@ -14,8 +14,9 @@ from typing import ClassVar
 from proxy.dialects import reading, roles
 from proxy.dialects.advice import Advice
 from proxy.dialects.fields import Fields, forget, merge, put_in_place
+from proxy.events import Event, count_of
 from proxy.jsons import dumps, splice
-from proxy.messages import REASONING_FIELDS, Ask, Event, Facts, Json, Message, Plan, count_of
+from proxy.messages import REASONING_FIELDS, Ask, Facts, Json, Message, Plan
 from proxy.normalise import CAP_FIELDS
 
 _PLAIN_FIELDS = frozenset({"role", "content", "name", *REASONING_FIELDS})

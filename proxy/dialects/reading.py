@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 
 from proxy.errors import UpstreamError
+from proxy.events import Event, Part, Progress, Usage, count_of
 from proxy.jsons import JsonError, loads
-from proxy.messages import REASONING_FIELDS, Event, Json, Part, Progress, Usage, count_of
+from proxy.messages import REASONING_FIELDS, Json
 from proxy.normalise import details_text, parted, parts_text
 
 
@@ -168,7 +171,23 @@ def usage_of(usage: Mapping[str, Json]) -> Usage:
         completion=completion,
         reasoning=reasoning,
         repaired=completion != said,
+        written=_first(
+            prompt_details.get("cache_write_tokens"),
+            prompt_details.get("created_cache_tokens"),
+            prompt_details.get("cache_creation_tokens"),
+            usage.get("cache_creation_input_tokens"),
+        ),
+        cost=_cost(usage),
     )
+
+
+def _cost(usage: Mapping[str, Json]) -> Decimal | None:
+    """OpenRouter says what it asks; with a key of one's own its fee, and beside it what the maker asks."""
+    told = [usage.get("cost"), _details(usage, "cost_details").get("upstream_inference_cost")]
+    parts = [part for part in told if isinstance(part, int | float) and not isinstance(part, bool) and part >= 0]
+    if not isinstance(told[0], int | float) or not parts or not all(map(math.isfinite, parts)):
+        return None
+    return sum(map(Decimal, map(repr, parts if usage.get("is_byok") is True else parts[:1])), Decimal(0))
 
 
 def _with_thought(prompt: int | None, said: int | None, reasoning: int | None, total: int | None) -> int | None:

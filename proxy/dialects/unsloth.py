@@ -8,8 +8,9 @@ from dataclasses import replace
 from proxy.dialects.advice import Advice, Finding
 from proxy.dialects.fields import Fields
 from proxy.dialects.plain import About, Answers, Dialect
+from proxy.events import count_of
 from proxy.families import Family
-from proxy.messages import Json, Plan, count_of
+from proxy.messages import Json, Plan
 
 
 class _Advice(Advice):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy import probes, refusals, sse
-from proxy.backends import Backend
+from proxy.backend import Backend
 from proxy.doctor.questions import body
 from proxy.doctor.seen import Prompt, Said
 from proxy.errors import ProxyError

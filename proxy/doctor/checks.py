@@ -8,8 +8,8 @@ from proxy import config
 from proxy.dialects import Finding, Level
 from proxy.doctor import speed
 from proxy.doctor.seen import Efforts, Said, Seen
+from proxy.events import Event, Part
 from proxy.families import FALLBACK
-from proxy.messages import Event, Part
 from proxy.shape import Shaper
 from proxy.thinking import TAGS
 

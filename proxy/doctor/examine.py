@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxy import config, probes, refusals
-from proxy.backends import Backend
+from proxy.backend import Backend
 from proxy.dialects import Finding
 from proxy.doctor.asking import HEADERS, Asker
 from proxy.doctor.questions import ANSWER_TOKENS, ends_open, history, place_of, question

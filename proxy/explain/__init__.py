@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from proxy import config
-from proxy.backends import Backend
+from proxy.backend import Backend
 from proxy.doors import Call
 from proxy.errors import ConfigError, ProxyError
 from proxy.explain import looked

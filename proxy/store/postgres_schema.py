@@ -59,6 +59,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE speeds ADD COLUMN prefill_tokens_per_second DOUBLE PRECISION",
         "DELETE FROM speeds WHERE decode_tokens_per_second <= 0",  # very slow ones were rounded to 0
     ),
+    (
+        "ALTER TABLE requests ADD COLUMN cache_write_tokens BIGINT",
+        "ALTER TABLE requests ADD COLUMN cache_saved_usd TEXT",
+    ),
 )
 
 _VERSION = "reasoning_proxy_version"

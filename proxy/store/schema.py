@@ -101,6 +101,10 @@ MIGRATIONS: tuple[tuple[str, ...] | Callable[[sqlite3.Connection], None], ...] =
             WHERE decode_tokens_per_second > 0""",
         "DROP TABLE first_speeds",
     ),
+    (
+        "ALTER TABLE requests ADD COLUMN cache_write_tokens INTEGER",
+        "ALTER TABLE requests ADD COLUMN cache_saved_usd TEXT",
+    ),
 )
 
 
