@@ -159,6 +159,7 @@ class Asking:
         plan, backend = self.made.plan, self.backend
         busy = backend.is_busy(plan.facts.upstream_model)
         self._ticket = await enter(backend, self.caller, side=plan.kind == "side", told=self._told)
+        self._record.holds(backend.line, self._ticket)
         if busy and not self._ticket.first_position:
             self._ask_for_room()  # it waits inside the server
 

@@ -11,7 +11,6 @@ from proxy.backend import Backend
 from proxy.errors import ModelNotFound
 from proxy.families import Families, Family
 from proxy.messages import Ask
-from proxy.prices import Price
 from proxy.speeds import Speed
 from proxy.thoughts import Thought
 
@@ -23,7 +22,6 @@ class Route:
     backend: Backend
     upstream_model: str
     family: Family
-    price: Price | None
     effort: Ask | None = None
     """What the model's name says about it."""
 
@@ -71,11 +69,11 @@ class Backends:
         family = alias.family if alias else None
         found = self._families.named(family) if family not in (None, "auto") else self._own_family(upstream, backend)
         effort = Ask(alias.effort, "") if alias and alias.effort else None
-        return Route(backend, upstream, found, alias.price if alias else None, effort)
+        return Route(backend, upstream, found, effort)
 
     async def stand_in(self, model: str, name: str) -> Route:
-        """The way to a backend that serves a model in the place of another one: under its own name for it, and at its
-        own price. Raises ModelNotFound where it is known to serve several others."""
+        """The way to a backend that serves a model in the place of another one, under its own name for it. Raises
+        ModelNotFound where it is known to serve several others."""
         backend = self.by_name[name]
         route = await self.route(model, to=name)
         served, upstream = backend.models, route.upstream_model
@@ -83,10 +81,8 @@ class Backends:
             if model not in served and len(served) > 1:
                 raise ModelNotFound(f"backend {name} does not serve the model {model!r}", param="model")
             upstream = model if model in served else served[0]
-        tables = self._settings.models.items()
-        own = [table for alias, table in tables if table.backend == name and (table.upstream or alias) == upstream]
         family = route.family if upstream == route.upstream_model else self._own_family(upstream, backend)
-        return replace(route, upstream_model=upstream, family=family, price=own[0].price if own else None)
+        return replace(route, upstream_model=upstream, family=family)
 
     def _own_family(self, model: str, backend: Backend) -> Family:
         family = backend.settings.family

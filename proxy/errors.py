@@ -13,6 +13,8 @@
     │   ├── InvalidRequest     400  a field has the wrong type or value
     │   ├── ContextLengthExceeded 400  the prompt is longer than the model's window
     │   ├── Unauthorized       401  no key, or an unknown one
+    │   ├── Forbidden          403  a key that may not see this
+    │   ├── InsufficientQuota  429  the client's budget is used up: nothing was sent
     │   ├── ModelNotFound      404  no backend serves this model
     │   ├── NotFound           404  no such path here
     │   ├── AlreadyAnswering   409  the thought that shall end has ended
@@ -135,6 +137,30 @@ class Unauthorized(RequestError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    """The key belongs to a client that may not see this."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
+class InsufficientQuota(RequestError):
+    """The client has spent what it may; nothing was sent. `retry_after` is in seconds."""
+
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**super().headers, "retry-after": str(self.retry_after)}
 
 
 class ModelNotFound(RequestError):

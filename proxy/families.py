@@ -52,6 +52,7 @@ class Family(Section):
     answer_tags: tuple[Mark, ...] = ()
     call_tags: tuple[Mark, ...] = ()
     end_markers: tuple[Mark, ...] = ()
+    token_pattern: str = ""
     source: str = ""
     date: str = ""
     name: str = ""

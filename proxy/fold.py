@@ -88,6 +88,16 @@ class Fold:
             yield choice, mend("".join(choice.reasoning)), mend("".join(choice.text))
 
     @property
+    def thought(self) -> bool:
+        """Whether it thought, as far as can be seen."""
+        return any(choice.reasoning for choice in self.choices.values())
+
+    @property
+    def said(self) -> bool:
+        """Whether there is something that the user sees."""
+        return any(choice.shows for choice in self.choices.values())
+
+    @property
     def reasoning_text(self) -> str:
         """All thoughts of all choices, for counting."""
         return "".join(reasoning for _, reasoning, _ in self.answers())
@@ -108,7 +118,7 @@ class Fold:
     def outcome(self) -> str:
         """`ok`, `length` or `answer_lost` of an answer that came to its end."""
         shown = [choice for choice in self.choices.values() if choice.shows]
-        if not shown and any(choice.reasoning for choice in self.choices.values()):
+        if not shown and self.thought:
             kept = any(choice.other or choice.finish == "content_filter" for choice in self.choices.values())
             return "ok" if kept else "answer_lost"
         return "length" if any(choice.finish == "length" for choice in shown) else "ok"

@@ -8,7 +8,9 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
+from proxy.meter import Meter
 from proxy.speeds import SMOOTHING
 
 GRACE_SECONDS = 1.0
@@ -35,6 +37,8 @@ class Ticket:
     _since: float  # when it came; once it has its place, when it got that
     waited: float = 0.0
     first_position: int = 0
+    _came: Decimal | None = None  # the meter's reading when it got its place
+    _share: Decimal = Decimal(0)
     _held: asyncio.TimerHandle | None = None  # as long as its grace lasts
 
 
@@ -53,6 +57,7 @@ class Line:
         self._given = 0
         self._last_given: dict[str, int] = {}  # the number of the client's latest place; the lowest first
         self._seconds: float | None = None  # that a place is taken, smoothed
+        self._meter = Meter()
         self._positions: dict[Ticket, int] | None = None  # None: to be found anew
 
     @property
@@ -97,7 +102,8 @@ class Line:
                 ticket._held.cancel()
             if self._waiting.pop(ticket, None) is not None:
                 ticket.waited = loop.time() - ticket._since
-            self._running.pop(ticket, None)
+            if ticket in self._running:
+                self._take_back(ticket)
             self._serve()
             raise
         return ticket
@@ -105,7 +111,7 @@ class Line:
     def leave(self, ticket: Ticket) -> None:
         """Give the place back; nothing happens where it has none."""
         if ticket in self._running:
-            del self._running[ticket]
+            self._take_back(ticket)
             seconds = asyncio.get_running_loop().time() - ticket._since
             known = seconds if self._seconds is None else self._seconds
             self._seconds = known + SMOOTHING * (seconds - known)
@@ -125,6 +131,13 @@ class Line:
             self._positions = {each: number for number, each in enumerate(order, 1)}
         return self._positions.get(ticket, 0)
 
+    def share(self, ticket: Ticket) -> Decimal:
+        """Seconds of the backend's busy time that are this ticket's so far: while several have places, each gets its
+        even part."""
+        if ticket in self._running and ticket._came is not None:
+            return self._meter.read(asyncio.get_running_loop().time()) - ticket._came
+        return ticket._share
+
     def waits(self, client: str) -> bool:
         """Whether a request of this client waits that is not a side request."""
         return any(ticket.client == client and not ticket.side for ticket in self._line())
@@ -135,12 +148,18 @@ class Line:
 
     def _give(self, ticket: Ticket) -> None:
         self._running[ticket], self._positions = None, None
+        ticket._came = self._meter.come(asyncio.get_running_loop().time())
         if self.limit:
             self._given += 1
             self._last_given.pop(ticket.client, None)
             self._last_given[ticket.client] = self._given
             if len(self._last_given) > _REMEMBERED:
                 del self._last_given[next(iter(self._last_given))]
+
+    def _take_back(self, ticket: Ticket) -> None:
+        del self._running[ticket]
+        now = self._meter.go(asyncio.get_running_loop().time())
+        ticket._share = now - (now if ticket._came is None else ticket._came)
 
     def _release(self, ticket: Ticket) -> None:
         ticket._held = None

@@ -26,9 +26,11 @@ from proxy import (
     tokens,
     window,
 )
+from proxy.accounting import Books
 from proxy.asking import CHAT, Asking, enter
 from proxy.backend import Backend
 from proxy.backends import Backends
+from proxy.budgets import Budgets
 from proxy.callers import Caller, Callers
 from proxy.doors import Call, Reply
 from proxy.errors import Draining, Ended, InternalError, ModelNotFound, NotFound, ProxyError, Stopping
@@ -58,6 +60,8 @@ class Pipeline:
     def __init__(self, settings: config.Settings, store: Store) -> None:
         self.settings = settings
         self.store = store
+        self.books = Books(settings, store)
+        self.budgets = Budgets(settings)
         self.backends = Backends(settings, families.load(settings.families))
         self._callers = Callers(settings, store.salt)
         self._planner = Planner(settings, store, self.backends)
@@ -84,6 +88,7 @@ class Pipeline:
         """Begin to look at the backends, with the experience of earlier runs."""
         self.backends.learn(self.store.recent_speeds(), self.store.recent_thoughts())
         self.backends.start()
+        self.books.tariffs.warm()
         if self.settings.policy.default_effort == "auto":
             for backend in self.backends.by_name.values():
                 backend.measuring = asyncio.create_task(measuring.measured(backend), name=f"speed of {backend.name}")
@@ -126,7 +131,7 @@ class Pipeline:
 
     def _record(self, call: Call) -> Record:
         kind = "chat" if _api_path(call) == CHAT else "passthrough"
-        return Record(self.store, call, "req_" + os.urandom(12).hex(), kind, self._secrets)
+        return Record(self.books, call, "req_" + os.urandom(12).hex(), kind, self._secrets)
 
     async def _routed(self, call: Call, record: Record) -> Reply:
         path = _api_path(call)
@@ -158,6 +163,7 @@ class Pipeline:
             made = await self._planner.plan(request, caller, call.headers)
             record.planned(made)
             window.check(made.plan)
+            self.budgets.hold(caller.client, record.entry.request_id, self.books.most(made))
             asking = Asking(self._planner, call, caller, request, made, record=record, crowded=self.generations.crowded)
             generation = self.generations.begun(asking, record, self.settings)
             listener = self._listener(generation, call, caller, request, record)
@@ -225,7 +231,7 @@ class Pipeline:
         for name in ("accept-encoding", "content-type"):
             if name in call.headers:
                 sent[name] = call.headers[name]
-        leave = await self._place(call, caller, backend)
+        leave = await self._place(call, caller, backend, record)
         try:
             record.entry.attempts = 1
             await backend.give_way()
@@ -236,11 +242,13 @@ class Pipeline:
             raise
         return reply
 
-    async def _place(self, call: Call, caller: Caller, backend: Backend) -> Callable[[], None]:
+    async def _place(self, call: Call, caller: Caller, backend: Backend, record: Record) -> Callable[[], None]:
         """A place at the backend for what lets it work; how it is given back."""
         if call.method != "POST" or _api_path(call) not in _WORK:
             return lambda: None
+        self.budgets.check(caller.client)
         ticket = await enter(backend, caller)
+        record.holds(backend.line, ticket)
         return partial(backend.line.leave, ticket)
 
     async def _passed(self, answer: Answer, backend: Backend, record: Record, leave: Callable[[], None]) -> Reply:
@@ -282,6 +290,7 @@ class Pipeline:
         await self.generations.aclose(Stopping(STOPPING))
         await self.backends.aclose()
         await asyncio.to_thread(self.store.close)
+        await asyncio.to_thread(self.books.close)
 
 
 def _api_path(call: Call) -> str:

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from proxy import prices, tokens, window
+from proxy.accounting import Account, Books
 from proxy.backends import Route
 from proxy.callers import Caller, keys_in
+from proxy.counting import counted
 from proxy.doors import Call
 from proxy.errors import Ended, ProxyError, RequestError, UpstreamError, UpstreamUnreachable
 from proxy.events import Event, Usage
 from proxy.fold import Fold, total
 from proxy.jsons import dumps
 from proxy.keys import Chain
+from proxy.line import Line, Ticket
 from proxy.messages import Entry, Plan
 from proxy.planning import Planned
 from proxy.recall import Recalled
 from proxy.remember import Answer, Rememberer
 from proxy.speeds import Span, decode, measured, positive
-from proxy.store import Store
-from proxy.thoughts import thought_of
 
 log = logging.getLogger(__name__)
 
 _LEAST_SECRET = 6
 _SETTLE_SECONDS = 1.0
 """An answer waits so long at the most for a database that does not take it; the turn is in memory all the same."""
+_COUNT_SECONDS = 0.1
+"""And so long where the engine counts tokens first."""
 _LONG_MS = 500
 _SHARED = ("kind", "model", "upstream_model", "backend", "engine", "family", "effort_sent", "effort_reason")
 """What is said of a request that rejoins another one's answer; tokens and cost are the other's."""
@@ -40,13 +43,17 @@ _CHOSEN_BY_DEFAULT = frozenset({"auto", "slow-backend", "default", "conversation
 class Record:
     """Collects what happens to a request. `finish` is synchronous: after a disconnect every await is cancelled."""
 
-    def __init__(self, store: Store, call: Call, request_id: str, kind: str, secrets: Iterable[str] = ()) -> None:
+    def __init__(self, books: Books, call: Call, request_id: str, kind: str, secrets: Iterable[str] = ()) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self.entry = Entry(ts=now, request_id=request_id, endpoint=call.path, kind=kind)
         self.fold = Fold()
         """The answer, or the last of two tries."""
         self._earlier: list[Fold] = []
-        self._store = store
+        self._books = books
+        self._store = books.store
+        self._authorization = call.headers.get("authorization", "")
+        self._places: list[tuple[Line, Ticket]] = []
+        self._counts = False
         self._started = time.monotonic()
         self._span = Span()
         self.finished = False
@@ -83,6 +90,10 @@ class Record:
         entry.turns_present, entry.turns_restored = counts.present, counts.restored
         entry.turns_missing, entry.turns_filled, entry.turns_dropped = counts.missing, counts.filled, counts.dropped
         self._told(plan)
+
+    def holds(self, line: Line, ticket: Ticket) -> None:
+        """It has a place at a backend, whose time it takes from now on."""
+        self._places.append((line, ticket))
 
     def _told(self, plan: Plan) -> None:
         """What the backend is told."""
@@ -151,7 +162,7 @@ class Record:
         entry.duration_ms = self._elapsed()
         usages = [each.reported() for each in self._folds]
         usage = total(usages)
-        entry.prompt_tokens, entry.cached_tokens = usage.prompt, usage.cached
+        entry.prompt_tokens, entry.cached_tokens, entry.cache_write_tokens = usage.prompt, usage.cached, usage.written
         entry.completion_tokens, entry.reported_reasoning_tokens = usage.completion, usage.reasoning
         self.flag("usage_repaired", usage.repaired)
         self._speeds(usages[-1])
@@ -164,14 +175,28 @@ class Record:
             entry.outcome, entry.finish_reason = outcome, first.finish if first else entry.finish_reason
         told = (entry.request_id, entry.kind, entry.model or entry.endpoint, entry.status, entry.outcome)
         log.info("%s %s %s: status %s, %s, %s ms", *told, entry.duration_ms)
-        prompt = self._prompt if self._left or outcome is not None else None
-        self._store.put_entry(entry, _Counting(self._folds, usages, self._route, prompt))
+        if self._books.logs_content and self._plan is not None:
+            self._log_content(self._plan)
+        account = self._account(usages)
+        account.prompt = self._prompt if self._left or outcome is not None else None
+        self._counts = self._books.put(entry, account)
+
+    def _account(self, usages: list[Usage]) -> Account:
+        return Account(self._folds, usages, self._route, places=self._places, authorization=self._authorization)
+
+    def _log_content(self, plan: Plan) -> None:
+        asked = b",".join(message.raw for message in plan.request.messages).decode("utf-8", "replace")
+        log.info("%s asked: %s", self.entry.request_id, self.safe(asked))
+        for choice, reasoning, text in self.fold.answers():
+            calls = [{"name": call.name, "arguments": call.arguments} for call in choice.tool_calls]
+            said = dumps({"reasoning": reasoning, "text": text, "calls": calls}).decode()
+            log.info("%s answered: %s", self.entry.request_id, self.safe(said))
 
     async def settled(self) -> None:
         """Wait a little until this request's turns and row are written: where other proxies read the same store, and
         where so much time went into the answer that a few milliseconds are nothing beside it."""
         if (self._store.shared and self._kept) or (self.entry.duration_ms or 0) >= _LONG_MS:
-            await self._store.written(_SETTLE_SECONDS)
+            await self._store.written(_COUNT_SECONDS if self._counts else _SETTLE_SECONDS)
 
     def rejoined(self, other: Record) -> None:
         """This request listens to the answer that another one asked for, and paid for."""
@@ -188,10 +213,9 @@ class Record:
 
     def cost(self) -> str | None:
         """What the answer cost as far as its usage is reported, for a response header."""
-        if self._route is None or self._route.price is None:
-            return None
-        cost = prices.cost(self._usage(), self._route.price)
-        return None if cost is None else format(cost, "f")
+        usage = self._usage()
+        found = self._books.cost(self.entry, usage, self._account([usage]), wait=False)
+        return None if found is None else prices.written(found[0])
 
     def left(self) -> None:
         """The engine was left before it told what it spent, because the visible text had its end."""
@@ -205,8 +229,8 @@ class Record:
         if prompt is None:
             prompt = self._prompt
         if completion is None:
-            counts = [_count(fold, fold.reported()) for fold in self._folds]
-            completion = sum(count[0] for count in counts if count is not None)
+            counts = [counted(fold, fold.reported()) for fold in self._folds]
+            completion = sum(count.completion for count in counts if count is not None)
         told: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
         told["total_tokens"] = prompt + completion
         if usage.cached is not None:
@@ -264,56 +288,6 @@ class Record:
 
     def _elapsed(self) -> int:
         return round((time.monotonic() - self._started) * 1000)
-
-
-class _Counting:
-    """Completes a row in the recorder's thread: counting takes time in proportion to the texts."""
-
-    def __init__(self, folds: Sequence[Fold], usages: Sequence[Usage], route: Route | None, prompt: int | None) -> None:
-        """A fold and its usage for each try; `prompt` is an estimate for where the engine had no time to tell."""
-        self._tries = list(zip(folds, usages, strict=True))
-        self._route = route
-        self._prompt = prompt
-
-    def __call__(self, entry: Entry) -> None:
-        counts = [_count(fold, usage) for fold, usage in self._tries]
-        tags = self._route.family.call_tags if self._route else ()
-        if any(tag in fold.reasoning_text for fold, _ in self._tries for tag in tags):
-            entry.flags.append("call_markup_in_reasoning")
-        known = [count for count in counts if count is not None]
-        if len(known) < len(counts):
-            return
-        entry.completion_tokens = sum(completion for completion, _, _ in known)
-        entry.reasoning_tokens = sum(reasoning for _, reasoning, _ in known)
-        entry.visible_tokens = entry.completion_tokens - entry.reasoning_tokens
-        entry.reasoning_source = "reported" if all(reported for *_, reported in known) else "estimated"
-        if self._route is not None:
-            self._settle(entry, self._route)
-
-    def _settle(self, entry: Entry, route: Route) -> None:
-        """What the counts come to: the cost, and experience."""
-        if entry.prompt_tokens is None:
-            entry.prompt_tokens = self._prompt
-        if route.price is not None:
-            usage = Usage(entry.prompt_tokens, entry.cached_tokens, entry.completion_tokens)
-            cost = prices.cost(usage, route.price)
-            entry.cost_usd = None if cost is None else format(cost, "f")
-            entry.price_source = "config" if cost is not None else None
-        if (thought := thought_of(entry)) is not None:
-            route.backend.learned.thoughts.add(thought)
-
-
-def _count(fold: Fold, usage: Usage) -> tuple[int, int, bool] | None:
-    """(completion, reasoning, whether the engine reported that) in tokens; None of an answer that never began."""
-    thought, said, completion, reported = fold.reasoning_text, fold.visible_text, usage.completion, usage.reasoning
-    if completion is None and not (thought or said):
-        return None
-    if completion is None:
-        completion = tokens.count(thought) + tokens.count(said)
-    # A zero beside a visible thought means that the engine does not count (vLLM with some parsers).
-    if reported is not None and reported <= completion and (reported or not thought):
-        return completion, reported, True
-    return completion, tokens.split(completion, thought, said)[0], False
 
 
 def _is_secret(text: str) -> bool:

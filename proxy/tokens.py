@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxy.errors import ConfigError
 from proxy.jsons import healed
 
 if TYPE_CHECKING:
@@ -30,12 +34,49 @@ def _encoding() -> tiktoken.Encoding:
     return tiktoken.get_encoding(ENCODING)
 
 
-def count(text: str) -> int:
-    """Tokens of `text` in tiktoken's offline encoding: an estimate for any other tokenizer.
+@functools.cache
+def vocabulary(path: str, pattern: str) -> tiktoken.Encoding:
+    """The encoding of a `tiktoken.model` file: a line a token, its bytes in base64 and its rank.
+
+    `pattern` says how the model cuts text into words; empty is that of the offline encoding. Takes a second at first
+    use. Raises ConfigError for a file that cannot be read or is none.
+    """
+    import tiktoken  # noqa: PLC0415
+
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            ranks = {
+                base64.b64decode(token): int(rank) for token, rank in (line.split() for line in file if line.strip())
+            }
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as a tiktoken.model file ({error})") from None
+    if not all(bytes([byte]) in ranks for byte in range(256)):
+        raise ConfigError(f"{path} is no complete tiktoken.model file: some bytes are no token in it")
+    return tiktoken.Encoding(
+        Path(path).name, pat_str=pattern or _encoding()._pat_str, mergeable_ranks=ranks, special_tokens={}
+    )
+
+
+def check_vocabulary(path: str) -> str | None:
+    """What is wrong with a `tiktoken.model` file, by its first line; None where that is as it should be."""
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            token, rank = file.readline(1_000).split()
+        base64.b64decode(token, validate=True)
+        int(rank)
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror or error})"
+    except (ValueError, binascii.Error):
+        return f"{path} is no tiktoken.model file, in which each line is a token in base64 and its rank"
+    return None
+
+
+def count(text: str, encoding: tiktoken.Encoding | None = None) -> int:
+    """Tokens of `text` in a model's own vocabulary, else in tiktoken's offline encoding: an estimate for any other.
 
     Takes time in proportion to the text, and half a second at first use: never on a request's path.
     """
-    encoding = _encoding()
+    encoding = encoding or _encoding()
     pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
     return sum(len(encoding.encode_ordinary(piece)) for piece in pieces)
 

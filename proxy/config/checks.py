@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from proxy import families
+from proxy import families, tokens
 from proxy.config import problems
 from proxy.config.problems import Place, Problems
 from proxy.config.tables import Keyed, Settings, is_loopback, is_variable, usable_key
@@ -109,6 +109,7 @@ def across(settings: Settings, tables: Mapping[str, Any], environ: Mapping[str, 
     yield from _same_keys(settings)
     yield from _backends_of_models(tables)
     yield from _fallbacks(tables)
+    yield from _tokenizers(settings)
     yield from _families(tables)
     yield from _efforts(settings, tables)
     yield from _rules(tables)
@@ -126,11 +127,25 @@ def hints(settings: Settings) -> list[str]:
         abroad = not is_loopback(urlsplit(backend.url).hostname or "")
         if settings.clients and abroad and backend.api_key is None and backend.api_key_env is None:
             found.append(f"backends.{name}: without api_key or api_key_env it is sent the keys of [clients]")
+    found += _of_money(settings)
     engines = {backend.engine for backend in settings.backends.values()}
     able = [name for name, dialect in DIALECTS.items() if dialect.control is not None]
     if settings.policy.thinking_seconds and engines and not engines & {"auto", *able}:
         found.append(f"policy.thinking_seconds: no backend can end a thought that runs; {' and '.join(able)} can")
     return found
+
+
+def _of_money(settings: Settings) -> Iterator[str]:
+    by_time = [name for name, backend in settings.backends.items() if backend.usd_per_hour]
+    for name, model in settings.models.items():
+        if model.price is not None and model.backend in by_time:
+            where = problems.dotted(("models", name, "price"))
+            yield f"{where}: backend {model.backend} is billed by its usd_per_hour; this price only serves --compare"
+    priced = by_time or any(model.price is not None for model in settings.models.values())
+    own = all(is_loopback(urlsplit(backend.url).hostname or "") for backend in settings.backends.values())
+    for name, client in settings.clients.items():
+        if (client.budget_usd_per_day or client.budget_usd_per_month) and own and not priced:
+            yield f"clients.{name}: a budget in USD is never used up where no price is known; set one, or usd_per_hour"
 
 
 def _entries(tables: Mapping[str, Any], *groups: str) -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
@@ -185,6 +200,12 @@ def _fallbacks(tables: Mapping[str, Any]) -> Found:
                 yield (*path, "fallback", number), _no_such("backend", other, known)
             elif other in others[:number]:
                 yield (*path, "fallback", number), "is named twice; each is asked once"
+
+
+def _tokenizers(settings: Settings) -> Found:
+    for name, backend in settings.backends.items():
+        if backend.tokenizer and (problem := tokens.check_vocabulary(backend.tokenizer)):
+            yield ("backends", name, "tokenizer"), problem
 
 
 class _OwnFamilies(Section):

@@ -9,6 +9,7 @@ import ipaddress
 import re
 from base64 import b64encode
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
@@ -32,6 +33,7 @@ Name = Annotated[str, MinLen(1)]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]
 Seconds = Annotated[float, Ge(0), Field(allow_inf_nan=False)]
 Positive = Annotated[float, Gt(0), Field(allow_inf_nan=False)]
+Amount = Annotated[Decimal, Ge(0), Field(allow_inf_nan=False)]
 
 
 class Server(Section):
@@ -93,9 +95,14 @@ class Keyed(Section):
 
 
 class Client(Keyed):
-    """`[clients.NAME]`: who may use the proxy. `reasoning` None is `defaults.client_reasoning`."""
+    """`[clients.NAME]`: who may use the proxy. `reasoning` None is `defaults.client_reasoning`. A limit of 0 is none;
+    days and months are UTC."""
 
     reasoning: Shown | None = None
+    budget_usd_per_day: Amount = Decimal(0)
+    budget_usd_per_month: Amount = Decimal(0)
+    max_tokens_per_day: Annotated[int, Ge(0)] = 0
+    spend: Literal["own", "all"] = "own"
 
     @model_validator(mode="after")
     def _has_one_key(self) -> Self:
@@ -124,7 +131,7 @@ class Defaults(Section):
 
 class Backend(Keyed):
     """`[backends.NAME]`: a server of models. 0 in `context_limit`, `read_timeout` and `max_concurrency` is no limit set
-    here."""
+    here, `usd_per_hour` 0 a bill by tokens. `tokenizer` is a file, empty for none."""
 
     url: str
     engine: Engine = "auto"
@@ -140,6 +147,8 @@ class Backend(Keyed):
     detach: bool | Literal["auto"] = "auto"
     detach_minutes: Positive = 60.0
     fallback: tuple[Name, ...] = ()
+    usd_per_hour: Amount = Decimal(0)
+    tokenizer: Annotated[str, Field(pattern=r"^[^\x00]*$")] = ""
 
     @field_validator("url")
     @classmethod
@@ -217,6 +226,7 @@ class Store(Section):
 
     url: str = "sqlite"
     ledger_jsonl: Annotated[str, Field(pattern=r"^[^\x00]*$")] = ""
+    log_content: bool = False
     log_level: LogLevel = "info"
 
     @field_validator("url")

@@ -11,6 +11,7 @@ class DeepSeek(Dialect):
     """Knows the cap as `max_tokens`, and thinks unless `thinking.type` says otherwise."""
 
     name = "deepseek"
+    prices_of = "deepseek"
     hosts = ("deepseek.com",)
     is_service = True
     cap_fields = ("max_tokens",)

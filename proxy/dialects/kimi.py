@@ -15,6 +15,7 @@ class Kimi(Dialect):
     off by `thinking.type`, K3 never."""
 
     name = "kimi"
+    prices_of = "moonshotai"
     hosts = ("moonshot.ai", "moonshot.cn", "kimi.com", "kimi.ai")
     owners = ("moonshot",)
     is_service = True

@@ -59,6 +59,7 @@ class LlamaServer(Dialect):
     is_own = True
     refuses_missing = False
     tells_properties = True
+    tokenizes = "content"
     takes_template_options = True
     takes_unlimited = True
     cap_fields = ("max_completion_tokens", "max_tokens", "n_predict")

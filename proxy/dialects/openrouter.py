@@ -11,6 +11,7 @@ class OpenRouter(Dialect):
     """The effort stands in `reasoning`, and the cap is `max_tokens`."""
 
     name = "openrouter"
+    prices_of = "openrouter"
     hosts = ("openrouter.ai",)
     reasoning_field = "reasoning"
     takes_developer = True

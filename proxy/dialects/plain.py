@@ -75,6 +75,14 @@ Answers = Mapping[str, Json]
 """Decoded bodies by the path of their question; what was not answered with JSON is missing."""
 
 
+def tokens_in(told: Json) -> int | None:
+    """How many tokens an answer of `/tokenize` counts."""
+    if not isinstance(told, dict):
+        return None
+    tokens = told.get("tokens")
+    return len(tokens) if isinstance(tokens, list) else count_of(told.get("count"))
+
+
 def text_at(answers: Answers, path: str, name: str) -> str:
     """A text of an answer; empty where it is not there."""
     body = answers.get(path)
@@ -99,6 +107,8 @@ class Dialect:
 
     is_service: ClassVar[bool] = False
     """The model maker's own service: what its families say of one holds here."""
+    prices_of: ClassVar[str] = ""
+    """The service's name in genai-prices."""
     reasoning_field: ClassVar[str] = "reasoning_content"
     """The name under which the engine reads past thoughts."""
     learns_field: ClassVar[bool] = False
@@ -136,6 +146,8 @@ class Dialect:
     """How a thought is ended while it runs, where the engine can."""
     lets_go: ClassVar[bool] = True
     """It stops working on a whole answer as soon as nobody waits for it any more, as all do with a stream."""
+    tokenizes: ClassVar[str] = ""
+    """The field in which its `/tokenize` takes a text; empty where it has none."""
     progress_field: ClassVar[str] = ""
     """A field that makes it tell how far it has read the prompt."""
     whole_only: ClassVar[tuple[str, ...]] = ()

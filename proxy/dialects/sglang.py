@@ -66,6 +66,7 @@ class SGLang(Dialect):
     is_own = True
     refuses_missing = False
     tells_properties = True
+    tokenizes = "prompt"
     takes_template_options = True
     refuses_overflow = True
     effort_places = frozenset({"reasoning_effort", "reasoning.effort"})

@@ -57,6 +57,7 @@ class VLLM(Dialect):
     is_own = True
     refuses_missing = False
     tells_properties = True
+    tokenizes = "prompt"
     takes_template_options = True
     budget_fields = ("thinking_token_budget",)
     budget_needs_parser = True
