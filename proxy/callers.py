@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +29,13 @@ class Caller:
         return f"{self.credential}\0{self.end_user or ''}"
 
 
+@dataclass(frozen=True, slots=True)
+class Onlooker:
+    """Whoever looks at what was spent: at the rows of one client, or, with None, at those of all."""
+
+    client: str | None
+
+
 class Callers:
     """Finds the caller of a request. Without configured clients everybody may call, and the key tells them apart."""
 
@@ -47,6 +56,16 @@ class Callers:
             shown=(self._settings.clients[name].reasoning if name else None) or defaults.client_reasoning,
         )
 
+    def onlooker(self, headers: Mapping[str, str]) -> Onlooker:
+        """Who looks, by a client's key as `Bearer`, or as the password of `Basic`, for which browsers ask. Raises
+        Unauthorized where clients are configured and none fits."""
+        if not self._by_key:
+            return Onlooker(None)
+        authorization = headers.get("authorization", "")
+        scheme, _, rest = authorization.partition(" ")
+        name = self._client(f"Bearer {_password(rest)}" if scheme.lower() == "basic" else authorization)
+        return Onlooker(None if self._settings.clients[name].spend == "all" else name)
+
     def _client(self, authorization: str) -> str:
         scheme, _, key = authorization.partition(" ")
         # Looked up by digest, so that the time it takes tells nothing about the keys.
@@ -66,6 +85,14 @@ def keys_in(headers: Mapping[str, str]) -> list[str]:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     bare = key.strip() or (scheme if scheme.lower() not in ("bearer", "basic") else "")
     return [found for found in (bare, headers.get("x-api-key", ""), headers.get("api-key", "")) if found]
+
+
+def _password(pair: str) -> str:
+    """That of the value of `Basic`; empty where it cannot be read."""
+    try:
+        return base64.b64decode(pair.strip(), validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
 
 
 def _digest(key: str) -> bytes:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from urllib.parse import unquote
 
@@ -31,7 +31,7 @@ from proxy.asking import CHAT, Asking, enter
 from proxy.backend import Backend
 from proxy.backends import Backends
 from proxy.budgets import Budgets
-from proxy.callers import Caller, Callers
+from proxy.callers import Caller, Callers, Onlooker
 from proxy.doors import Call, Reply
 from proxy.errors import Draining, Ended, InternalError, ModelNotFound, NotFound, ProxyError, Stopping
 from proxy.generation import Generation
@@ -272,6 +272,10 @@ class Pipeline:
             return self.backends.first
         record.entry.model = model
         return (await self.backends.route(model)).backend
+
+    def onlooker(self, headers: Mapping[str, str]) -> Onlooker:
+        """Who asks for what was spent; see `Callers.onlooker`."""
+        return self._callers.onlooker(headers)
 
     async def ready(self) -> str | None:
         """None when requests can be served, else what is wrong."""
