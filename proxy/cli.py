@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from proxy.config import Backend
 
 BY = ("day", "hour", "model", "backend", "client", "effort", "kind", "outcome", "conversation")
-FORMATS = ("table", "json", "jsonl", "csv")
+FORMATS = ("table", "json", "jsonl", "csv", "html")
 
 CLASH = (
     'the distribution "proxy.py" is installed here too, and its package has the same name, "proxy"; install '
@@ -116,8 +116,8 @@ def demo(keep: bool, model: Path | None) -> None:
 @main.command()
 @options.config
 @click.option("--ledger", metavar="URL", help="The store or JSONL file to read.  [default: as the settings say]")
-@click.option("--since", metavar="TIME", help="From this time on: 2026-11-01, 2026-11, today, 7d, 24h.")
-@click.option("--until", metavar="TIME", help="Up to this time; a day or month counts to its end.")
+@click.option("--since", metavar="TIME", help="From this time on: 2026-11-01, 2026-11, today, last week, 7d, 24h.")
+@click.option("--until", metavar="TIME", help="Up to this time; a day, week or month counts to its end.")
 @click.option("--by", type=click.Choice(BY), default="model", show_default=True, help="One row for each.")
 @click.option(
     "--format",
@@ -127,20 +127,46 @@ def demo(keep: bool, model: Path | None) -> None:
     show_default=True,
     help="How rows are written.",
 )
-def report(config: Path | None, ledger: str | None, since: str | None, until: str | None, by: str, style: str) -> None:
+@click.option(
+    "--compare", metavar="MODEL", help="What the same traffic costs at this model's price, and the break-even."
+)
+@click.option("--reprice", is_flag=True, help="By today's prices instead of those in the rows, which stay as they are.")
+def report(
+    config: Path | None,
+    ledger: str | None,
+    since: str | None,
+    until: str | None,
+    by: str,
+    style: str,
+    compare: str | None,
+    reprice: bool,
+) -> None:
     """Say what was thought, what was said and what it cost.
 
     \b
     Example:
-      reasoning-proxy report --since 7d --by client --format csv
+      reasoning-proxy report --since 7d --by client --compare kimi-k3
     """
+    from proxy.progress import bytes_read
     from proxy.report import Report
 
-    if ledger is None:
+    settings = None
+    if ledger is None or compare is not None or reprice:
         from proxy.config import load
 
-        ledger = load(config, require_backends=False).ledger_url
-    click.echo(Report.from_ledger(ledger, since=since, until=until).render(by, style).removesuffix("\n"))
+        settings = load(config, require_backends=False)
+    tariffs = None
+    if settings is not None and (compare is not None or reprice):
+        from proxy.tariffs import Tariffs
+
+        tariffs = Tariffs(settings)
+    where = ledger if ledger is not None else settings.ledger_url if settings is not None else ""
+    with bytes_read("reading the ledger") as told:
+        found = Report.from_ledger(where, since=since, until=until, progress=told)
+        if reprice and tariffs is not None:
+            found = found.repriced(tariffs)
+        text = found.render(by, style, compare=compare, tariffs=tariffs)
+    click.echo(text.removesuffix("\n"))
 
 
 main.add_command(store_commands.store)

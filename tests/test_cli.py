@@ -132,10 +132,10 @@ class _Report:
         self._asked = asked
 
     @classmethod
-    def from_ledger(cls, url: str, *, since: str | None, until: str | None) -> _Report:
+    def from_ledger(cls, url: str, *, since: str | None, until: str | None, progress: object) -> _Report:
         return cls(f"{url} {since} {until}")
 
-    def render(self, by: str, format: str) -> str:
+    def render(self, by: str, format: str, *, compare: str | None, tariffs: object) -> str:
         return f"{self._asked} {by} {format}"
 
 

@@ -490,7 +490,7 @@ def test_a_database_that_cannot_hold_every_text(postgres_server: Server) -> None
 def test_a_server_that_cannot_be_used(postgres_url: str, change: tuple[str, str], reason: str) -> None:
     """The error names the server, the reason and what to do, and never the password."""
     url = f"{postgres_url}?connect_timeout=5".replace(*change)
-    for use in (open_store, lambda url: open_ledger(url, lambda _: True)):
+    for use in (open_store, open_ledger):
         if reason == "primary" and use is not open_store:
             continue
         with pytest.raises(ConfigError, match=reason) as caught:
@@ -505,7 +505,7 @@ def test_without_psycopg_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) ->
     for name in [name for name in sys.modules if name.startswith(("psycopg", "proxy.store."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    for use in (open_store, lambda url: open_ledger(url, lambda _: True)):
+    for use in (open_store, open_ledger):
         with pytest.raises(ConfigError, match=r"pip install 'reasoning-proxy\[postgres\]'"):
             use("postgresql://h/d")
 
@@ -547,9 +547,6 @@ def test_the_report_reads_the_ledger_of_a_server(postgres_url: str) -> None:
         assert report.total()["cost_usd"] == "0.3"
     with closing(Report.from_ledger(postgres_url, since="2026-12-01")) as report:
         assert report.total()["requests"] == 1
-    with closing(open_ledger(postgres_url, lambda entry: entry.request_id == "r1")) as ledger:
-        row = ledger.execute("SELECT request_id, stream, decisions, flags, duration_ms FROM requests").fetchall()
-        assert row == [("r1", 1, "a,b", "c", 10**12)]
     result = CliRunner().invoke(cli.main, ["report", "--ledger", postgres_url, "--format", "jsonl"])
     assert (result.exit_code, result.stderr) == (0, "")
     assert '"cost_usd":"0.3"' in result.stdout
@@ -571,21 +568,17 @@ def test_a_reader_without_other_rights_reads_the_ledger(postgres_server: Server,
         postgres_server.execute("DROP ROLE reader")
 
 
-def test_many_rows_are_read(postgres_url: str) -> None:
-    """In their order, and more than the server sends at once."""
+def test_many_rows_are_added_up(postgres_url: str) -> None:
+    """Within bounds to the millisecond."""
     open_store(postgres_url).close()
     sql(
         postgres_url,
         "INSERT INTO requests (replica, ts, request_id, decisions, flags) SELECT '', "
         "'2026-11-30T15:00:' || to_char(n / 200.0, 'FM00.000Z'), n::text, '', '' FROM generate_series(1, 11999) n",
     )
-    with closing(open_ledger(postgres_url, lambda _: True)) as ledger:
-        rows = ledger.execute("SELECT request_id FROM requests ORDER BY rowid").fetchall()
-    assert rows == [(f"{number}",) for number in range(1, 12_000)]
-    bounds = ("2026-11-30T15:00:10Z", "2026-11-30T15:00:20Z")
-    with closing(open_ledger(postgres_url, lambda _: True, *bounds)) as ledger:
-        [(first, last, count)] = ledger.execute("SELECT min(ts), max(ts), count(*) FROM requests").fetchall()
-    assert (first, last, count) == ("2026-11-30T15:00:10.000Z", "2026-11-30T15:00:19.995Z", 2000)
+    bounds = {"since": "2026-11-30T15:00:10Z", "until": "2026-11-30T15:00:20Z"}
+    with closing(Report.from_ledger(postgres_url, **bounds)) as report:
+        assert report.total()["requests"] == 2000
 
 
 # Looking after it

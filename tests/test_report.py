@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import itertools
 import json
@@ -10,7 +11,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, localcontext
 from pathlib import Path
@@ -20,10 +21,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from proxy.config import load
 from proxy.errors import ConfigError, InvalidRequest, NotFound
 from proxy.messages import Entry
 from proxy.report import COLUMNS, FORMATS, KEYS, Report
+from proxy.report.periods import bounds
 from proxy.store import Store, open_store
+from proxy.store.postgres_schema import connect
+from proxy.store.rows import to_line
+from proxy.tariffs import Tariffs
 
 COUNT = st.none() | st.integers(0, 10**7)
 NAME = st.none() | st.sampled_from(["", "a", "b", "ü"])
@@ -32,7 +38,7 @@ NUMBERS = itertools.count()
 
 def row(**values: Any) -> Entry:
     """A ledger row of a fixed time."""
-    return Entry(**({"ts": "2026-11-30T10:00:00.000Z"} | values))
+    return Entry(**({"ts": "2026-11-30T10:00:00.000Z", "attempts": 1} | values))
 
 
 def costs() -> st.SearchStrategy[str | None]:
@@ -59,8 +65,11 @@ def rows() -> st.SearchStrategy[list[Entry]]:
         reasoning_tokens=COUNT,
         visible_tokens=COUNT,
         turns_restored=COUNT,
-        outcome=st.sampled_from(["ok", "answer_lost", "length"]),
+        cache_write_tokens=COUNT,
+        outcome=st.sampled_from(["ok", "answer_lost", "length", "upstream_unreachable", "rejected", "upstream_error"]),
+        attempts=st.integers(0, 2),
         cost_usd=costs(),
+        cache_saved_usd=costs(),
     )
     return st.lists(entry, max_size=12)
 
@@ -84,29 +93,43 @@ def summed(entries: list[Entry]) -> dict[str, Any]:
         known = [getattr(entry, name) for entry in entries if getattr(entry, name) is not None]
         return sum(known) if known else None
 
+    def money(amounts: list[str | None]) -> Decimal | None:
+        known = [Decimal(amount) for amount in amounts if amount is not None]
+        with localcontext(prec=100):
+            return sum(known, Decimal(0)) if known else None
+
+    def may_have_cost(e: Entry) -> bool:
+        began = e.outcome != "upstream_error" or e.completion_tokens is not None
+        sent = e.attempts > 0 or e.completion_tokens is not None
+        return sent and began and e.outcome not in ("upstream_unreachable", "rejected")
+
     shared = [e for e in entries if e.completion_tokens is not None and e.reasoning_tokens is not None]
     completion = sum(e.completion_tokens or 0 for e in shared)
-    priced = [Decimal(e.cost_usd) for e in entries if e.cost_usd is not None]
-    with localcontext(prec=100):
-        cost = sum(priced, Decimal(0))
+    restored = [e for e in entries if e.turns_restored]
+    hits = [e.cached_tokens for e in restored if e.cached_tokens is not None]
+    names = ("prompt_tokens", "cached_tokens", "cache_write_tokens", "completion_tokens", "reasoning_tokens")
     return {
         "requests": len(entries),
-        **{name: total(name) for name in COLUMNS[1:6]},
+        **{name: total(name) for name in (*names, "visible_tokens", "turns_restored")},
         "reasoning_share": sum(e.reasoning_tokens or 0 for e in shared) / completion if completion else None,
         "answers_lost": sum(e.outcome == "answer_lost" for e in entries),
-        "turns_restored": total("turns_restored"),
-        "cost_usd": cost if priced else None,
-        "rows_without_cost": len(entries) - len(priced),
+        "lost_usd": money([e.cost_usd for e in entries if e.outcome == "answer_lost"]),
+        "restored_cached_tokens": sum(hits) if hits else None,
+        "restored_saved_usd": money([e.cache_saved_usd for e in restored]),
+        "cost_usd": money([e.cost_usd for e in entries]),
+        "rows_without_cost": sum(e.cost_usd is None and may_have_cost(e) for e in entries),
     }
 
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Costs as numbers, but exactly; the share to its four digits."""
+    """Amounts as numbers, but exactly; the share to its four digits."""
     found = dict(found)
-    share, cost = found.pop("reasoning_share"), found.pop("cost_usd")
-    expected_share, expected_cost = expected.pop("reasoning_share"), expected.pop("cost_usd")
+    share, expected_share = found.pop("reasoning_share"), expected.pop("reasoning_share")
+    del found["cost_share"]
     assert share is None if expected_share is None else share == pytest.approx(expected_share, abs=1e-4)
-    assert (None if cost is None else Decimal(cost)) == expected_cost
+    for name in ("cost_usd", "lost_usd", "restored_saved_usd"):
+        amount = found.pop(name)
+        assert (None if amount is None else Decimal(amount)) == expected.pop(name), name
     return found == expected
 
 
@@ -231,15 +254,14 @@ def test_costs_are_exact(store: Store, tmp_path: Path) -> None:
     store.flush()
     total = Report.from_ledger(str(tmp_path / "proxy.db")).total()
     assert total["cost_usd"] == "100000.300000000000000000000000000001"
-    assert total["rows_without_cost"] == 2
+    assert total["rows_without_cost"] == 1
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "1E+999999", "1E-999999", "", "1" * 1000])
-def test_what_is_no_sum_of_money_counts_as_no_cost(text: str) -> None:
+def test_what_is_no_sum_of_money_adds_nothing(text: str) -> None:
     """Neither an error nor a number of a million digits."""
     assert report(row(cost_usd=text), row(cost_usd="1.5")).total()["cost_usd"] == "1.5"
-    total = report(row(cost_usd=text)).total()
-    assert (total["cost_usd"], total["rows_without_cost"]) == (None, 1)
+    assert report(row(cost_usd=text)).total()["cost_usd"] is None
 
 
 def test_unknown_is_not_zero() -> None:
@@ -344,7 +366,20 @@ def test_so_long_ago(word: str, ago: timedelta) -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["", "soon", "2026", "2026-13", "2026-02-30", "20261130", "2026-W48", "7", "7 d", "-7d", "99999999d", "9999-12"],
+    [
+        "",
+        "soon",
+        "2026-13",
+        "2026-02-30",
+        "20261130",
+        "2026-W54",
+        "7",
+        "7 d",
+        "-7d",
+        "99999999d",
+        "9999-12",
+        "next week",
+    ],
 )
 @pytest.mark.parametrize("name", ["since", "until"])
 def test_a_time_that_is_none_is_refused(name: str, word: str) -> None:
@@ -380,7 +415,7 @@ def test_json_is_an_object_with_rows_and_total() -> None:
     assert (found["by"], found["since"], found["until"]) == ("model", "2026-11-01T00:00:00Z", None)
     assert found["rows"] == example().by("model")
     assert found["total"] == example().total()
-    assert found["rows"][0]["cost_usd"] == "0.0600120"
+    assert found["rows"][0]["cost_usd"] == "0.060012"
     assert found["rows"][2]["model"] is None
 
 
@@ -403,9 +438,10 @@ def test_the_table_is_plain_text_of_120_columns_where_stdout_is_no_terminal() ->
     assert max(map(len, lines)) <= 120
     assert lines == [line.rstrip() for line in lines]
     cells = {line.split()[0]: line.split() for line in lines if line}
-    assert cells["kimi-k3"] == ["kimi-k3", "1", "12,345", "-", "4,000", "3,000", "-", "75.0%", "0", "-", "0.0600", "0"]
-    assert cells["[red]�[31mbad"][-2:] == ["<0.0001", "0"]
-    assert cells["-"] == ["-", "1", *"-----", "-", "0", "-", "-", "1"]
+    head = ["12,345", "4,000", "3,000", "-", "75.0%", "0", "-", "0.0600", "100.0%", "0"]
+    assert cells["kimi-k3"] == ["kimi-k3", "1", *head]
+    assert cells["[red]�[31mbad"][-3:] == ["<0.0001", "0.0%", "0"]
+    assert cells["-"] == ["-", "1", *"-----", "0", "-", "-", "-", "1"]
     assert cells["total"][1] == "3"
     assert lines[0].startswith("2026-11-01T00:00:00Z to now")
 
@@ -432,7 +468,7 @@ def test_an_empty_ledger_has_a_total() -> None:
 
 def test_an_unknown_format_is_refused() -> None:
     """By name, with the known ones."""
-    with pytest.raises(InvalidRequest, match="table, json, jsonl, csv"):
+    with pytest.raises(InvalidRequest, match="table, json, jsonl, csv, html"):
         report().render("day", "xml")
 
 
@@ -450,3 +486,184 @@ def test_tables_of_another_program_are_an_error_in_words(tmp_path: Path) -> None
         other.executescript("CREATE TABLE meta (a); CREATE TABLE requests (b); PRAGMA user_version = 1")
     with pytest.raises(ConfigError, match="cannot be read"):
         Report.from_ledger(str(tmp_path / "x.db")).by("model")
+
+
+# Thinking, other prices, other places
+
+
+def test_percentiles_are_of_the_nearest_rank() -> None:
+    """Of a hundred thoughts the 50th, 90th and 99th by size; side requests and unknown counts are none of them."""
+    thoughts = [row(effort_sent="low", reasoning_tokens=tokens) for tokens in range(100, 0, -1)]
+    others = [row(effort_sent="max", reasoning_tokens=7), row(kind="side", reasoning_tokens=9), row(effort_sent="max")]
+    assert report(*thoughts, *others).thinking() == [
+        {"effort": "max", "requests": 1, "p50": 7, "p90": 7, "p99": 7, "max": 7},
+        {"effort": "low", "requests": 100, "p50": 50, "p90": 90, "p99": 99, "max": 100},
+    ]
+
+
+def test_decisions_are_counted_each() -> None:
+    """A row that several rules changed counts for each of them."""
+    rows = [row(decisions=["restore", "effort"]), row(decisions=["effort"]), row()]
+    assert report(*rows).decisions() == [
+        {"decision": "effort", "requests": 2},
+        {"decision": "restore", "requests": 1},
+    ]
+
+
+def tariffs(**tables: Any) -> Tariffs:
+    """Those of settings with these tables."""
+    given = {"backends": {"box": {"url": "http://127.0.0.1:1/v1"}}} | tables
+    return Tariffs(load(overrides=given, environ={}, read_file=False))
+
+
+PRICED = {"m": {"price": {"input": 2, "cached_input": 0.5, "output": 10}}}
+
+
+def test_a_comparison_is_with_and_without_the_cache_hits_that_were_seen() -> None:
+    """600 tokens anew at 2, 400 from the cache at 0.5, 100 written at 10, by the million; one row has no counts."""
+    rows = [row(model="a", prompt_tokens=1000, cached_tokens=400, completion_tokens=100, cost_usd="1"), row(model="b")]
+    told = report(*rows).compare("m", tariffs(models=PRICED))
+    assert told["compare_usd"] == "0.0024"
+    assert told["compare_usd_without_cache"] == "0.003"
+    assert (told["rows"], told["rows_without_tokens"], told["cost_usd"]) == (1, 1, "1")
+    assert told["by"] == {"a": "0.0024", "b": "0"}
+
+
+def test_the_break_even_of_a_machine_is_a_share_of_its_hours() -> None:
+    """Two busy hours at 3 USD did what costs 12 elsewhere, 6 an hour: paid all day it must be busy half of it."""
+    rows = [
+        row(
+            backend="box", price_source="3 USD/hour", cost_usd="6", prompt_tokens=1_000_000, completion_tokens=1_000_000
+        )
+    ]
+    (machine,) = report(*rows).compare("m", tariffs(models=PRICED))["machines"]
+    assert (machine["busy_hours"], machine["compare_usd"], machine["compare_usd_per_busy_hour"]) == (2.0, "12", 6.0)
+    assert machine["break_even_share"] == 0.5
+    assert machine["break_even_tokens_per_day"] == 12_000_000
+
+
+def test_a_machine_that_is_too_slow_never_breaks_even() -> None:
+    """Its hour costs more than what it does in one."""
+    rows = [row(backend="box", price_source="3 USD/hour", cost_usd="3", prompt_tokens=1000, completion_tokens=1000)]
+    found = report(*rows)
+    (machine,) = found.compare("m", tariffs(models=PRICED))["machines"]
+    assert machine["break_even_share"] == 250.0
+    assert machine["break_even_tokens_per_day"] is None
+    assert "never cheaper" in found.render("model", "table", compare="m", tariffs=tariffs(models=PRICED))
+
+
+def test_repricing_takes_the_prices_of_today() -> None:
+    """By tokens where a price is known, by the new rate where an hour is billed; else there is no cost any more."""
+    rows = [
+        row(model="m", backend="box", prompt_tokens=1000, completion_tokens=100, cost_usd="9", price_source="config"),
+        row(model="x", backend="box", prompt_tokens=1000, completion_tokens=100, cost_usd="9", price_source="config"),
+        row(model="y", backend="iron", cost_usd="9", price_source="3 USD/hour"),
+    ]
+    backends = {"box": {"url": "http://127.0.0.1:1/v1"}, "iron": {"url": "http://127.0.0.1:2/v1", "usd_per_hour": 4}}
+    found = report(*rows).repriced(tariffs(models=PRICED, backends=backends))
+    costs = {one["model"]: (one["cost_usd"], one["rows_without_cost"]) for one in found.by("model")}
+    assert costs == {"m": ("0.003", 0), "x": (None, 1), "y": ("12", 0)}
+    assert found.total()["cost_usd"] == "12.003"
+    assert "repriced on" in found.render("model")
+    assert report(*rows).total()["cost_usd"] == "27"
+
+
+def test_a_model_without_a_price_is_no_comparison() -> None:
+    """The message names near ones."""
+    with pytest.raises(InvalidRequest, match="kimi-k3") as caught:
+        report(row()).compare("kimi-k33", tariffs())
+    assert caught.value.param == "compare"
+
+
+def test_a_page_stands_alone_and_hostile_names_are_text() -> None:
+    """No script, nothing from elsewhere."""
+    name = '<script>alert(1)</script>"><img src=x onerror=alert(1)>'
+    page = report(row(model=name, reasoning_tokens=3, visible_tokens=1, completion_tokens=4)).render("model", "html")
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert not re.search(r"(src|href)=", page.replace("&lt;img src=x", ""))
+
+
+@given(rows())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_database_server_adds_up_as_a_file_does(postgres_url: str, entries: list[Entry]) -> None:
+    """The same rows, sums, percentiles and decisions, on the server."""
+    with closing(open_store(postgres_url)) as store:
+        for entry in entries:
+            store.put_entry(replace(entry))
+        with closing(Report.from_store(store)) as shared, closing(report(*entries)) as own:
+            for key in KEYS:
+                assert shared.by(key) == own.by(key)
+            assert shared.total() == own.total()
+            assert shared.thinking() == own.thinking()
+            assert shared.decisions() == own.decisions()
+        with connect(postgres_url) as connection:
+            connection.execute("TRUNCATE requests")
+
+
+def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """What it has no columns for is unknown, and it stays as it is."""
+    path = tmp_path / "old.db"
+    with closing(open_store(f"sqlite:///{path}")) as store:
+        store.put_entry(row(model="m", completion_tokens=3, cached_tokens=2, turns_restored=1, cost_usd="0.5"))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE requests DROP COLUMN cache_write_tokens")
+        connection.execute("ALTER TABLE requests DROP COLUMN cache_saved_usd")
+        connection.execute("PRAGMA user_version = 3")
+        connection.commit()
+    with closing(Report.from_ledger(str(path))) as found:
+        total = found.total()
+    assert (total["cost_usd"], total["cache_write_tokens"], total["restored_saved_usd"]) == ("0.5", None, None)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+
+
+def test_packed_lines_are_read_and_progress_is_told(tmp_path: Path) -> None:
+    """As logs are rotated; of a file the bytes that were read."""
+    path, told = tmp_path / "ledger.jsonl.gz", list[tuple[int, int]]()
+    path.write_bytes(gzip.compress(b"".join(to_line(row(model="m", completion_tokens=n)) for n in range(50))))
+    with closing(Report.from_ledger(str(path), progress=lambda done, whole: told.append((done, whole)))) as found:
+        assert found.total()["completion_tokens"] == sum(range(50))
+    assert told
+    assert all(done <= whole == path.stat().st_size for done, whole in told)
+
+
+def test_a_store_in_memory_reports_on_itself() -> None:
+    """While it goes on."""
+    with closing(open_store("memory")) as store:
+        store.put_entry(row(model="m"))
+        with closing(Report.from_store(store)) as found:
+            assert found.by("model")[0]["requests"] == 1
+        store.put_entry(row(model="m"))
+        with closing(Report.from_store(store)) as found:
+            assert found.by("model")[0]["requests"] == 2
+
+
+def test_rows_of_one_client_are_told_apart() -> None:
+    """A client sees its own."""
+    with closing(open_store("memory")) as store:
+        for name in ("a", "b", "b", None):
+            store.put_entry(row(client=name))
+        with closing(Report.from_store(store, client="b")) as found:
+            assert found.total()["requests"] == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "since", "until"),
+    [
+        ("this week", "2026-11-30", "2026-12-07"),
+        ("last-week", "2026-11-23", "2026-11-30"),
+        ("this month", "2026-12-01", "2027-01-01"),
+        ("last month", "2026-11-01", "2026-12-01"),
+        ("last year", "2025-01-01", "2026-01-01"),
+        ("2026", "2026-01-01", "2027-01-01"),
+        ("2026-W48", "2026-11-23", "2026-11-30"),
+        ("2w", "2026-11-18", "2026-11-18"),
+    ],
+)
+def test_spans_have_a_beginning_and_an_end(word: str, since: str, until: str) -> None:
+    """Seen from the second of December 2026, a Wednesday."""
+    now = datetime(2026, 12, 2, tzinfo=UTC)
+    assert bounds(word, None, now)[0] == f"{since}T00:00:00Z"
+    assert bounds(None, word, now)[1] == f"{until}T00:00:00Z"

@@ -14,6 +14,7 @@ from proxy.speeds import Speed
 from proxy.store import Store, open_store, open_upkeep
 from proxy.store.found import Held, merge
 from proxy.store.learned import SPEEDS, thoughts, thoughts_of
+from proxy.store.ledger import Ledger, SqliteLedger
 from proxy.store.schema import connect_to
 from proxy.store.texts import Connection
 from proxy.store.turns import Turns
@@ -88,6 +89,9 @@ class Looked:
 
     def entries(self, limit: int | None = None, *, own: bool = False) -> list[dict[str, Any]]:
         return []
+
+    def ledger(self) -> Ledger:
+        return SqliteLedger.of(())
 
     async def written(self, seconds: float) -> None:
         """Nothing is."""

@@ -18,6 +18,7 @@ from proxy.errors import ConfigError, NotFound
 from proxy.messages import Entry
 from proxy.places import is_postgres, sqlite_path
 from proxy.speeds import Speed
+from proxy.store.ledger import Ledger
 from proxy.store.limits import Limits
 from proxy.store.lines import Lines
 from proxy.store.sqlite import SqliteStore
@@ -81,6 +82,9 @@ class Store(Protocol):
 
         `own` leaves out what other processes, or earlier ones, wrote.
         """
+
+    def ledger(self) -> Ledger:
+        """The ledger for reading, after a flush; whoever gets it closes it, and before the store."""
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all that was put before is on disk; false if that took longer than `timeout` seconds."""

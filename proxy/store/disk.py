@@ -11,6 +11,7 @@ from typing import Any
 from proxy.messages import Entry
 from proxy.speeds import Speed
 from proxy.store.found import Stored, Uses
+from proxy.store.ledger import Ledger
 from proxy.store.limits import Limiter, Limits
 from proxy.store.turn_rows import PackedTurn
 from proxy.store.turns import MOST_VALUES, Turns
@@ -61,6 +62,10 @@ class Disk(ABC):
     @abstractmethod
     def thoughts(self, limit: int) -> list[Thought]:
         """Those of the last `limit` rows of the ledger, oldest first."""
+
+    @abstractmethod
+    def ledger(self) -> Ledger:
+        """What is written, for reading by whoever closes it."""
 
     @abstractmethod
     def close(self) -> None:

@@ -26,8 +26,10 @@ from proxy.store.disk import Disk
 from proxy.store.driver import errors, psycopg
 from proxy.store.found import Stored, merge
 from proxy.store.learned import PUT_SPEED, SPEEDS, speed_rows, thoughts, thoughts_of
+from proxy.store.ledger import Ledger
 from proxy.store.limits import NO_LIMITS, Limits
 from proxy.store.lines import Lines
+from proxy.store.postgres_ledger import PostgresLedger
 from proxy.store.postgres_schema import Connection, connect, migrate, reason_of, refusal
 from proxy.store.queued import QueuedStore
 from proxy.store.rows import INSERT, NAMES, from_sql, to_sql
@@ -207,6 +209,9 @@ class _Database(Disk):
     def thoughts(self, limit: int) -> list[Thought]:
         rows = self._readers.run(lambda connection: connection.execute(_THOUGHTS, [limit], binary=True).fetchall())
         return thoughts_of(rows)
+
+    def ledger(self) -> Ledger:
+        return PostgresLedger(self._url)
 
     def close(self) -> None:
         with self._write_lock:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any, TypeAlias
 
-from proxy.errors import ConfigError, NotFound
-from proxy.messages import Entry
+from proxy.errors import ConfigError
 from proxy.places import hide_password
 from proxy.store.driver import conninfo, errors, psycopg
-from proxy.store.rows import NAMES, from_sql
 from proxy.store.tables import TURNS
 
 CONNECT_SECONDS = 5
@@ -68,7 +64,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 _VERSION = "reasoning_proxy_version"
 """The table that says which migrations were applied, and that the others are ours."""
 TABLES = ["meta", "speeds", "requests", "texts", "turns", "weaker", "totals"]
-_LAST = "\U0010ffff"
 _LOCK = 0x72656173_70726F78
 """Of all the advisory locks of a database the one that migrations hold."""
 
@@ -166,28 +161,6 @@ def check(connection: Connection, url: str) -> int:
             "were left as they are: name another database, or add ?options=-csearch_path%3DNAME for a schema of its own"
         )
     return 0
-
-
-def read_ledger(url: str, since: str | None = None, until: str | None = None) -> Iterator[Entry]:
-    """The rows of the ledger from `since` to before `until`, in the order of writing.
-
-    Raises NotFound where there is no ledger, ConfigError.
-    """
-    # Without the zone, because `15:00:00.250Z` sorts before `15:00:00Z`.
-    bounds = ["" if since is None else since.removesuffix("Z"), _LAST if until is None else until.removesuffix("Z")]
-    sql = f"SELECT {NAMES} FROM requests WHERE ts >= %s AND ts < %s ORDER BY id"  # noqa: S608 - our own names
-    try:
-        with closing(connect(url)) as connection, connection.transaction():
-            if not check(connection, url):
-                raise NotFound(f"there is no ledger yet in {hide_password(url)}: `reasoning-proxy serve` makes it")
-            # A name keeps the rows on the server until they are asked for.
-            with connection.cursor("ledger") as cursor:
-                cursor.itersize = 5_000
-                cursor.execute(sql, bounds)
-                for row in cursor:
-                    yield Entry(**from_sql(row))
-    except psycopg.Error as error:
-        raise refusal(error, url) from None
 
 
 def refusal(error: psycopg.Error, url: str) -> ConfigError:

@@ -15,6 +15,7 @@ from proxy.messages import Entry
 from proxy.speeds import Speed
 from proxy.store.disk import Disk
 from proxy.store.found import merge
+from proxy.store.ledger import Ledger
 from proxy.store.lines import Lines
 from proxy.store.writer import Complete, Writer
 from proxy.thoughts import Thought
@@ -85,6 +86,11 @@ class QueuedStore:
         """The last rows of the ledger, newest last, after a flush; with `own` only those of this store object."""
         self.flush()
         return self._disk.entries(limit, own)
+
+    def ledger(self) -> Ledger:
+        """The ledger for reading, after a flush."""
+        self.flush()
+        return self._disk.ledger()
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all that was put before is on disk; false if that took longer than `timeout` seconds."""

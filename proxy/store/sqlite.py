@@ -16,6 +16,7 @@ from proxy.messages import Entry
 from proxy.speeds import Speed
 from proxy.store.disk import Disk
 from proxy.store.learned import PUT_SPEED, SPEEDS, speed_rows, thoughts, thoughts_of
+from proxy.store.ledger import Ledger, SqliteLedger
 from proxy.store.limits import NO_LIMITS, Limits
 from proxy.store.lines import Lines
 from proxy.store.queued import QueuedStore
@@ -37,6 +38,7 @@ class _File(Disk):
 
     def __init__(self, path: Path | None, limits: Limits, now: Callable[[], float]) -> None:
         super().__init__(limits, now)
+        self._path = path
         self._writing = connect(path)
         try:
             migrate(self._writing, path)
@@ -120,6 +122,11 @@ class _File(Disk):
         with self._read_lock:
             rows = self._reading.execute(_THOUGHTS, (limit,)).fetchall()
         return thoughts_of(rows)
+
+    def ledger(self) -> Ledger:
+        if self._path is None:
+            return SqliteLedger(self._reading, self._read_lock)
+        return SqliteLedger.at(self._path)
 
     def close(self) -> None:
         with self._write_lock:
