@@ -7,6 +7,8 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import closing
+from decimal import Decimal
 from functools import partial
 from urllib.parse import unquote
 
@@ -30,7 +32,7 @@ from proxy.accounting import Books
 from proxy.asking import CHAT, Asking, enter
 from proxy.backend import Backend
 from proxy.backends import Backends
-from proxy.budgets import Budgets
+from proxy.budgets import Budgets, Spent
 from proxy.callers import Caller, Callers, Onlooker
 from proxy.doors import Call, Reply
 from proxy.errors import Draining, Ended, InternalError, ModelNotFound, NotFound, ProxyError, Stopping
@@ -41,6 +43,7 @@ from proxy.messages import ChatRequest, Json
 from proxy.places import hide_password, sqlite_path
 from proxy.planning import PROGRESS, Planned, Planner
 from proxy.record import Record
+from proxy.report import Report
 from proxy.store import Store, open_store
 from proxy.wire import Answer
 
@@ -51,6 +54,8 @@ _WORK = ("/completions", "/responses", "/messages", "/embeddings", "/rerank", "/
 _ANSWER_NOW = re.compile(rf"{CHAT}/([^/]+)/answer-now")
 _GENERATIONS = re.compile(r"/generations(?:/([^/]+))?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+REREAD_SECONDS = 10.0
+"""From one look at what other proxies spent to the next."""
 STOPPING = "the proxy is shutting down; send the request again later"
 
 
@@ -62,6 +67,7 @@ class Pipeline:
         self.store = store
         self.books = Books(settings, store)
         self.budgets = Budgets(settings)
+        self._rereading: asyncio.Task[None] | None = None
         self.backends = Backends(settings, families.load(settings.families))
         self._callers = Callers(settings, store.salt)
         self._planner = Planner(settings, store, self.backends)
@@ -89,11 +95,36 @@ class Pipeline:
         self.backends.learn(self.store.recent_speeds(), self.store.recent_thoughts())
         self.backends.start()
         self.books.tariffs.warm()
+        self.books.told.append(self.budgets.settle)
+        if self.budgets:
+            self.budgets.load(self._spent)
+            if self.store.shared:
+                self._rereading = asyncio.create_task(self._reread(), name="what other proxies spent")
         if self.settings.policy.default_effort == "auto":
             for backend in self.backends.by_name.values():
                 backend.measuring = asyncio.create_task(measuring.measured(backend), name=f"speed of {backend.name}")
         if self.settings.policy.completion_tokens_mode == "visible":  # who counts tokens had better not wait then
             asyncio.get_running_loop().run_in_executor(None, tokens.count, "")
+
+    def _spent(self, since: str) -> dict[str, Spent]:
+        """What the ledger says that each client has spent."""
+        with closing(Report.from_store(self.store, since=since)) as report:
+            rows = report.by("client")
+        tokens = ("prompt_tokens", "completion_tokens")
+        return {
+            row["client"]: Spent(sum(row[name] or 0 for name in tokens), Decimal(row["cost_usd"] or 0))
+            for row in rows
+            if row["client"] is not None
+        }
+
+    async def _reread(self) -> None:
+        """Where several proxies write one ledger, each learns now and then what the others let their clients spend."""
+        while True:
+            await asyncio.sleep(REREAD_SECONDS)
+            try:
+                await asyncio.to_thread(self.budgets.load, self._spent)
+            except ProxyError as error:
+                log.warning("what was spent cannot be read now: %s", error.message)
 
     async def handle(self, call: Call) -> Reply:
         """Answer a call. Errors of the caller and of backends come back as replies; nothing is raised for them."""
@@ -292,6 +323,9 @@ class Pipeline:
     async def aclose(self) -> None:
         """Close all connections, and write what is queued."""
         await self.generations.aclose(Stopping(STOPPING))
+        if self._rereading is not None:
+            self._rereading.cancel()
+            await asyncio.gather(self._rereading, return_exceptions=True)
         await self.backends.aclose()
         await asyncio.to_thread(self.store.close)
         await asyncio.to_thread(self.books.close)

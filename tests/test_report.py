@@ -590,6 +590,8 @@ def test_a_page_stands_alone_and_hostile_names_are_text() -> None:
 def test_a_database_server_adds_up_as_a_file_does(postgres_url: str, entries: list[Entry]) -> None:
     """The same rows, sums, percentiles and decisions, on the server."""
     with closing(open_store(postgres_url)) as store:
+        with connect(postgres_url) as connection:
+            connection.execute("TRUNCATE requests")
         for entry in entries:
             store.put_entry(replace(entry))
         with closing(Report.from_store(store)) as shared, closing(report(*entries)) as own:
@@ -598,8 +600,6 @@ def test_a_database_server_adds_up_as_a_file_does(postgres_url: str, entries: li
             assert shared.total() == own.total()
             assert shared.thinking() == own.thinking()
             assert shared.decisions() == own.decisions()
-        with connect(postgres_url) as connection:
-            connection.execute("TRUNCATE requests")
 
 
 def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from proxy.store.driver import psycopg
 from proxy.store.ledger import LATER, Ledger, Row, Sum, Where, grouped
 from proxy.store.postgres_schema import check, connect, refusal
 
-_NUMBER = r"{0} ~ '^[0-9]{{1,100}}([.][0-9]{{1,100}}){{0,1}}$'"
+_NUMBER = r"{0} ~ '^[0-9]{{1,100}}([.][0-9]{{1,100}}){{0,1}}(E[+-][0-9]{{1,2}}){{0,1}}$'"
 
 
 class PostgresLedger(Ledger):
