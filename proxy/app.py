@@ -21,9 +21,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from proxy import __version__, config
+from proxy import __version__, config, dashboard
 from proxy.doors import Body, Call, Gone, Reply
-from proxy.errors import BodyTooLarge, NotFound, ProxyError, Stopping
+from proxy.errors import BodyTooLarge, Forbidden, NotFound, ProxyError, Stopping, Unauthorized
 from proxy.pipeline import STOPPING, Pipeline
 
 log = logging.getLogger(__name__)
@@ -169,6 +169,13 @@ def create_app(pipeline: Pipeline) -> FastAPI:
 
     app = FastAPI(title="reasoning-proxy", version=__version__, lifespan=lifespan, openapi_url=None)
 
+    @app.exception_handler(ProxyError)
+    async def refused(_: Request, error: ProxyError) -> Response:
+        headers = dict(error.headers)
+        if isinstance(error, Unauthorized):
+            headers["www-authenticate"] = 'Basic realm="reasoning-proxy", charset="UTF-8"'
+        return Response(error.body(), error.status, headers, "application/json")
+
     @app.exception_handler(405)
     async def no_such_method(request: Request, _: Exception) -> Response:
         error = NotFound(f"{request.method} {request.url.path} does not exist")
@@ -188,10 +195,18 @@ def create_app(pipeline: Pipeline) -> FastAPI:
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        if pipeline.onlooker(request.headers).client is not None:
+            raise Forbidden('metrics are of all clients; they are shown to those with `spend = "all"`')
+        body, kind = pipeline.telemetry.exposition(request.headers.get("accept", ""))
+        return Response(body, media_type=kind)
+
     if origins := pipeline.settings.server.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )
+    app.router.routes += dashboard.routes(pipeline)
     app.router.routes.append(Route("/{path:path}", ApiDoor(pipeline), methods=_METHODS))
     return app
 

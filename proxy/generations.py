@@ -107,7 +107,7 @@ class Generations:
     def of(self, caller: Caller) -> list[Generation]:
         """Those of a caller, the oldest first."""
         return sorted(
-            (each for each in self._everyone() if each.asking.caller.scope == caller.scope), key=lambda each: each.began
+            (each for each in self.everyone() if each.asking.caller.scope == caller.scope), key=lambda each: each.began
         )
 
     def named(self, request_id: str, caller: Caller) -> Generation:
@@ -131,9 +131,10 @@ class Generations:
 
     async def aclose(self, error: ProxyError) -> None:
         """End all."""
-        await asyncio.gather(*(self.drop(each, error) for each in list(self._everyone())))
+        await asyncio.gather(*(self.drop(each, error) for each in list(self.everyone())))
 
-    def _everyone(self) -> Iterable[Generation]:
+    def everyone(self) -> Iterable[Generation]:
+        """Those that run, and those that were left."""
         return {**self._running, **{left.generation.id: left.generation for left in self._left.values()}}.values()
 
 

@@ -26,6 +26,7 @@ from proxy import (
     relay,
     render,
     tokens,
+    watched,
     window,
 )
 from proxy.accounting import Books
@@ -45,6 +46,7 @@ from proxy.planning import PROGRESS, Planned, Planner
 from proxy.record import Record
 from proxy.report import Report
 from proxy.store import Store, open_store
+from proxy.telemetry import Telemetry
 from proxy.wire import Answer
 
 log = logging.getLogger(__name__)
@@ -72,6 +74,10 @@ class Pipeline:
         self._callers = Callers(settings, store.salt)
         self._planner = Planner(settings, store, self.backends)
         self.generations = Generations()
+        self.telemetry = Telemetry(
+            lambda: watched.gauges(self.backends, self.generations, store),
+            lambda model, backend: watched.known_as(self.backends, settings, model, backend),
+        )
         self.draining = False
         """New requests had better go elsewhere."""
         self.stopping = asyncio.Event()
@@ -95,7 +101,7 @@ class Pipeline:
         self.backends.learn(self.store.recent_speeds(), self.store.recent_thoughts())
         self.backends.start()
         self.books.tariffs.warm()
-        self.books.told.append(self.budgets.settle)
+        self.books.told += [self.budgets.settle, self.telemetry.row]
         if self.budgets:
             self.budgets.load(self._spent)
             if self.store.shared:

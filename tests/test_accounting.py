@@ -112,6 +112,7 @@ async def test_an_engine_that_does_not_count_is_not_waited_for() -> None:
     async with FakeBackend(reply, style="llama-server", paths={"/tokenize": silent}) as backend:
         async with serving(settings(backend.url, engine="llama-server")) as proxy:
             await asyncio.wait_for(proxy.chat(stream=True), 5)
+            await proxy.rows(1)
             await asyncio.wait_for(proxy.chat(stream=True), 5)
             rows = await proxy.rows(2)
     assert [row["reasoning_source"] for row in rows] == ["estimated", "estimated"]
