@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from proxy.dashboard.shown import GROUPS, Asked, Spend, gathered
+from proxy.dashboard.shown import Asked, Spend, gathered
 from proxy.errors import InvalidRequest
 from proxy.pipeline import Pipeline
 from proxy.report import KEYS
@@ -56,7 +56,7 @@ class _Dashboard:
             asked, problem, status = Asked(by=asked.by if asked.by in KEYS else "model"), error.message, 400
             spend = await self._spend(request, asked)
         body = _template().render(
-            spend=spend, asked=asked, problem=problem, nonce=nonce, periods=_PERIODS, keys=list(KEYS), groups=GROUPS
+            spend=spend, asked=asked, problem=problem, nonce=nonce, periods=_PERIODS, keys=list(KEYS)
         )
         return Response(body, status, headers, "text/html; charset=utf-8")
 
