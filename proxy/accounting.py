@@ -19,6 +19,7 @@ from proxy.fold import Fold
 from proxy.line import Line, Ticket
 from proxy.messages import Entry
 from proxy.planning import Planned
+from proxy.spans import Span
 from proxy.store import Store
 from proxy.tariffs import Tariff, Tariffs
 from proxy.thoughts import thought_of
@@ -41,6 +42,7 @@ class Account:
     prompt: int | None = None
     places: Sequence[tuple[Line, Ticket]] = ()
     authorization: str = ""
+    span: Span | None = None
     seconds: Decimal = field(init=False)
     """Of the backend's time, shared with those who used it meanwhile."""
 
@@ -126,6 +128,8 @@ class Books:
         finally:
             for tell in self.told:
                 tell(entry)
+            if account.span is not None:
+                account.span.end(entry)
 
     def _count(self, account: Account, counting: Future[list[Counted | None]] | None, entry: Entry) -> None:
         tags = account.route.family.call_tags if account.route else ()

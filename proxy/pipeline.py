@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from urllib.parse import unquote
@@ -25,6 +26,7 @@ from proxy import (
     refusals,
     relay,
     render,
+    spans,
     tokens,
     watched,
     window,
@@ -135,6 +137,8 @@ class Pipeline:
     async def handle(self, call: Call) -> Reply:
         """Answer a call. Errors of the caller and of backends come back as replies; nothing is raised for them."""
         record = self._record(call)
+        if record.entry.kind == "chat" and (span := spans.begin(call.headers)) is not None:
+            record.span, call = span, replace(call, headers=span.headers(call.headers))
         try:
             if self.draining:
                 raise Draining(STOPPING)

@@ -25,7 +25,9 @@ from proxy.messages import Entry, Plan
 from proxy.planning import Planned
 from proxy.recall import Recalled
 from proxy.remember import Answer, Rememberer
-from proxy.speeds import Span, decode, measured, positive
+from proxy.spans import Span
+from proxy.speeds import Span as Pace
+from proxy.speeds import decode, measured, positive
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +55,11 @@ class Record:
         self._store = books.store
         self._authorization = call.headers.get("authorization", "")
         self._places: list[tuple[Line, Ticket]] = []
+        self.span: Span | None = None
+        """Of the process's tracer, where it has one."""
         self._counts = False
         self._started = time.monotonic()
-        self._span = Span()
+        self._span = Pace()
         self.finished = False
         self._secrets = [*filter(_is_secret, secrets), *filter(_is_secret, keys_in(call.headers))]
         self._plan: Plan | None = None
@@ -111,7 +115,7 @@ class Record:
         """The answer so far was lost, and another one comes with this plan: both are paid for."""
         self._plan = plan
         self._earlier.append(self.fold)
-        self.fold, self._span = Fold(), Span()
+        self.fold, self._span = Fold(), Pace()
         self._told(plan)
         self.flag("rescued", True)
 
@@ -178,6 +182,9 @@ class Record:
         if self._books.logs_content and self._plan is not None:
             self._log_content(self._plan)
         account = self._account(usages)
+        if self.span is not None:
+            account.span = self.span
+            self.span.over()
         account.prompt = self._prompt if self._left or outcome is not None else None
         self._counts = self._books.put(entry, account)
 
