@@ -28,8 +28,10 @@ fuzz: $(READY) ## hostile bytes against what reads answers, SECONDS=60
 lint: $(READY) ## style, types, import layers, dependencies
 	scripts/lint
 
-bench: $(READY) ## what turn memory costs: CPU, queries, bytes on disk
+bench: $(READY) ## what turn memory, counting and reports cost
 	$(VENV)/bin/python bench/restoring.py
+	$(VENV)/bin/python bench/counting.py
+	$(VENV)/bin/python bench/reporting.py
 
 clean: ## remove .venv and everything that tools left behind
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
