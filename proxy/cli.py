@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proxy import __version__, options, store_commands
+from proxy import __version__, options, store_commands, tail_command
 from proxy.errors import ConfigError, ProxyError
 
 if TYPE_CHECKING:
@@ -170,6 +170,7 @@ def report(
 
 
 main.add_command(store_commands.store)
+main.add_command(tail_command.tail)
 
 
 @main.command()

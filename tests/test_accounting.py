@@ -7,6 +7,7 @@ import base64
 import json
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -174,7 +175,7 @@ def test_what_goes_into_a_cache_has_its_own_price() -> None:
 USAGE = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100, "cached_tokens": 900}
 
 
-async def priced(backend: FakeBackend, engine: str = "kimi", **tables) -> dict:
+async def priced(backend: FakeBackend, engine: str = "kimi", **tables) -> dict[str, Any]:
     """The row of one answer."""
     async with serving(settings(backend.url, engine=engine, **tables)) as proxy:
         await proxy.chat(model=tables.get("model", "m"))
@@ -183,7 +184,7 @@ async def priced(backend: FakeBackend, engine: str = "kimi", **tables) -> dict:
 
 async def test_a_service_is_billed_by_the_public_table_and_one_s_own_goes_first() -> None:
     """kimi-k3: 100 anew at 3, 900 from the cache at 0.3, 100 written at 15."""
-    models = {"m": {"backend": "local", "upstream": "kimi-k3"}}
+    models: dict[str, dict[str, Any]] = {"m": {"backend": "local", "upstream": "kimi-k3"}}
     async with FakeBackend(answer("ok", usage=USAGE), style="kimi", model="kimi-k3") as backend:
         row = await priced(backend, models=models)
         assert Decimal(row["cost_usd"]) == Decimal("0.00207")
@@ -209,7 +210,7 @@ async def test_what_a_service_says_it_asks_is_what_it_costs() -> None:
     assert (row["cost_usd"], row["price_source"]) == ("0.0123", "reported")
 
 
-def hourly(url: str) -> dict:
+def hourly(url: str) -> dict[str, Any]:
     """A machine at 3,600 USD an hour: a dollar a second."""
     return {"local": {"url": url, "engine": "llama-server", "models": ["m"], "slow": False, "usd_per_hour": 3600}}
 

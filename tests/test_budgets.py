@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from given import load
@@ -88,7 +89,7 @@ def test_the_ledger_tells_what_was_spent_before() -> None:
         found.check("c")
 
 
-def clients(**limits) -> dict:
+def clients(**limits) -> dict[str, Any]:
     """One with limits and one without."""
     return {"c": {"api_key": "key-of-c", **limits}, "d": {"api_key": "key-of-d"}}
 

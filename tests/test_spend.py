@@ -8,6 +8,7 @@ import csv
 import io
 import re
 from html import unescape
+from typing import Any
 
 import pytest
 from running import Running, serving, settings
@@ -118,7 +119,7 @@ async def test_a_running_request_is_shown() -> None:
     """With its state, until it is over."""
     async with FakeBackend(answer("ok").after(3), style="kimi") as backend, serving(settings(backend.url)) as proxy:
         asked = asyncio.create_task(proxy.chat(stream=True))
-        found: list[dict] = []
+        found: list[dict[str, Any]] = []
         async with asyncio.timeout(10):
             while not found:
                 found = (await get(proxy, "/spend.json")).json()["live"]
