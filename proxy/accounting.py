@@ -135,7 +135,7 @@ class Books:
         tags = account.route.family.call_tags if account.route else ()
         if any(tag in fold.reasoning_text for fold in account.folds for tag in tags):
             entry.flags.append("call_markup_in_reasoning")
-        parts = _result(counting) or list(map(counted, account.folds, account.usages))
+        parts = self._result(account, counting) or list(map(counted, account.folds, account.usages))
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return
@@ -144,6 +144,18 @@ class Books:
         entry.visible_tokens, entry.reasoning_source = whole.visible, whole.source
         if entry.prompt_tokens is None and account.route is not None:
             entry.prompt_tokens = account.prompt
+
+    def _result(self, account: Account, counting: Future[list[Counted | None]] | None) -> list[Counted | None] | None:
+        """What was counted meanwhile; None where that has not come in time."""
+        if counting is None:
+            return None
+        try:
+            return counting.result(SECONDS)
+        except Exception as error:
+            log.debug("tokens are estimated: %r", error)
+            if account.route is not None and not counting.cancel():  # it had its turn, and took too long
+                self._tokenizers.give_up(account.route.backend.name)
+            return None
 
     def _charge(self, account: Account, entry: Entry) -> None:
         reported = [usage.cost for usage in account.usages if usage.cost is not None]
@@ -172,13 +184,3 @@ class Books:
     def close(self) -> None:
         """End what counts. The store is closed before."""
         self._tokenizers.close()
-
-
-def _result(counting: Future[list[Counted | None]] | None) -> list[Counted | None] | None:
-    if counting is None:
-        return None
-    try:
-        return counting.result(SECONDS)
-    except Exception as error:
-        log.debug("tokens are estimated: %r", error)
-        return None

@@ -76,9 +76,13 @@ class Tokenizers:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError):
             found = None
         if found is None:
-            log.debug("backend %s does not count tokens; it is asked again later", backend)
-            self._silent[backend] = time.monotonic() + AGAIN_SECONDS
+            self.give_up(backend)
         return found
+
+    def give_up(self, backend: str) -> None:
+        """It does not count, or not in time: it is asked again later."""
+        log.debug("backend %s does not count tokens", backend)
+        self._silent[backend] = time.monotonic() + AGAIN_SECONDS
 
     def _client(self, backend: str) -> httpx.Client:
         with self._making:

@@ -92,7 +92,7 @@ async def test_a_small_cap_still_gets_an_answer(engine):
     assert (row["engine"], row["max_tokens_asked"], row["max_tokens_sent"]) == ("llama-server", 16, 256)
     assert (row["thinking_budget_sent"], row["effort_sent"], row["outcome"]) == (128, "low", "ok")
     assert row["reasoning_tokens"] + row["visible_tokens"] == row["completion_tokens"] == found.usage.completion_tokens
-    assert row["reasoning_source"] == "estimated"
+    assert row["reasoning_source"] == "tokenized"
     assert row["decode_tokens_per_second"] > 0
 
 
