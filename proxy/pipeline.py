@@ -7,9 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import replace
-from decimal import Decimal
 from functools import partial
 from urllib.parse import unquote
 
@@ -27,6 +25,7 @@ from proxy import (
     relay,
     render,
     spans,
+    spent,
     tokens,
     watched,
     window,
@@ -35,7 +34,7 @@ from proxy.accounting import Books
 from proxy.asking import CHAT, Asking, enter
 from proxy.backend import Backend
 from proxy.backends import Backends
-from proxy.budgets import Budgets, Spent
+from proxy.budgets import Budgets
 from proxy.callers import Caller, Callers, Onlooker
 from proxy.doors import Call, Reply
 from proxy.errors import Draining, Ended, InternalError, ModelNotFound, NotFound, ProxyError, Stopping
@@ -46,7 +45,6 @@ from proxy.messages import ChatRequest, Json
 from proxy.places import hide_password, sqlite_path
 from proxy.planning import PROGRESS, Planned, Planner
 from proxy.record import Record
-from proxy.report import Report
 from proxy.store import Store, open_store
 from proxy.telemetry import Telemetry
 from proxy.wire import Answer
@@ -58,8 +56,6 @@ _WORK = ("/completions", "/responses", "/messages", "/embeddings", "/rerank", "/
 _ANSWER_NOW = re.compile(rf"{CHAT}/([^/]+)/answer-now")
 _GENERATIONS = re.compile(r"/generations(?:/([^/]+))?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-REREAD_SECONDS = 10.0
-"""From one look at what other proxies spent to the next."""
 STOPPING = "the proxy is shutting down; send the request again later"
 
 
@@ -105,34 +101,15 @@ class Pipeline:
         self.books.tariffs.warm()
         self.books.told += [self.budgets.settle, self.telemetry.row]
         if self.budgets:
-            self.budgets.load(self._spent)
+            self.budgets.load(partial(spent.by_client, self.store))
             if self.store.shared:
-                self._rereading = asyncio.create_task(self._reread(), name="what other proxies spent")
+                again = spent.reread(self.budgets, self.store)
+                self._rereading = asyncio.create_task(again, name="what other proxies spent")
         if self.settings.policy.default_effort == "auto":
             for backend in self.backends.by_name.values():
                 backend.measuring = asyncio.create_task(measuring.measured(backend), name=f"speed of {backend.name}")
         if self.settings.policy.completion_tokens_mode == "visible":  # who counts tokens had better not wait then
             asyncio.get_running_loop().run_in_executor(None, tokens.count, "")
-
-    def _spent(self, since: str) -> dict[str, Spent]:
-        """What the ledger says that each client has spent."""
-        with closing(Report.from_store(self.store, since=since)) as report:
-            rows = report.by("client")
-        tokens = ("prompt_tokens", "completion_tokens")
-        return {
-            row["client"]: Spent(sum(row[name] or 0 for name in tokens), Decimal(row["cost_usd"] or 0))
-            for row in rows
-            if row["client"] is not None
-        }
-
-    async def _reread(self) -> None:
-        """Where several proxies write one ledger, each learns now and then what the others let their clients spend."""
-        while True:
-            await asyncio.sleep(REREAD_SECONDS)
-            try:
-                await asyncio.to_thread(self.budgets.load, self._spent)
-            except ProxyError as error:
-                log.warning("what was spent cannot be read now: %s", error.message)
 
     async def handle(self, call: Call) -> Reply:
         """Answer a call. Errors of the caller and of backends come back as replies; nothing is raised for them."""

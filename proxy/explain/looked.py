@@ -14,8 +14,9 @@ from proxy.speeds import Speed
 from proxy.store import Store, open_store, open_upkeep
 from proxy.store.found import Held, merge
 from proxy.store.learned import SPEEDS, thoughts, thoughts_of
-from proxy.store.ledger import Ledger, SqliteLedger
+from proxy.store.ledger import Ledger
 from proxy.store.schema import connect_to
+from proxy.store.sqlite_ledger import SqliteLedger
 from proxy.store.texts import Connection
 from proxy.store.turns import Turns
 from proxy.thoughts import Thought

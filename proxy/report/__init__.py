@@ -25,7 +25,8 @@ from proxy.report import compared, shown
 from proxy.report.periods import bounds
 from proxy.report.sums import COLUMNS, KEYS, SUMS, folded, percentiles, row, total
 from proxy.store import Store
-from proxy.store.ledger import Ledger, Row, SqliteLedger, Told, Where, open_ledger
+from proxy.store.ledger import Ledger, Row, Told, Where, open_ledger
+from proxy.store.sqlite_ledger import SqliteLedger
 from proxy.tariffs import Tariffs
 
 __all__ = ["COLUMNS", "FORMATS", "KEYS", "Report"]

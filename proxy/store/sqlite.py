@@ -16,12 +16,13 @@ from proxy.messages import Entry
 from proxy.speeds import Speed
 from proxy.store.disk import Disk
 from proxy.store.learned import PUT_SPEED, SPEEDS, speed_rows, thoughts, thoughts_of
-from proxy.store.ledger import Ledger, SqliteLedger
+from proxy.store.ledger import Ledger
 from proxy.store.limits import NO_LIMITS, Limits
 from proxy.store.lines import Lines
 from proxy.store.queued import QueuedStore
 from proxy.store.rows import INSERT, NAMES, from_sql, to_sql
 from proxy.store.schema import connect, migrate, refusal, transaction
+from proxy.store.sqlite_ledger import SqliteLedger
 from proxy.store.turns import MOST_VALUES, Turns
 from proxy.thoughts import Thought
 
