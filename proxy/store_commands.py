@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,6 +76,7 @@ def prune(config: Path | None, url: str | None, max_age_days: int | None, max_mb
     Example:
       reasoning-proxy store prune --max-age-days 7
     """
+    from proxy import progress
     from proxy.store.limits import Limits
 
     if max_age_days is None or max_mb is None:
@@ -85,8 +87,11 @@ def prune(config: Path | None, url: str | None, max_age_days: int | None, max_mb
         max_mb = history.max_mb if max_mb is None else max_mb
     with _opened(config, url) as upkeep:
         before = upkeep.file_bytes()
-        click.echo(_said("deleted", upkeep.prune(Limits(max_age_days, max_mb))))
-        complaint = upkeep.reclaim()
+        with progress.rows_done("deleting turns") as told:
+            gone = upkeep.prune(Limits(max_age_days, max_mb), told)
+        click.echo(_said("deleted", gone))
+        with progress.waiting("giving room back"):
+            complaint = upkeep.reclaim()
         click.echo(f"{before:,} bytes on disk before, {upkeep.file_bytes():,} now")
     if complaint:
         click.echo(f"warning: {complaint}", err=True)
@@ -106,9 +111,13 @@ def export(config: Path | None, url: str | None, client: str | None, conversatio
     """
     import msgspec
 
+    from proxy import progress
+
     some = False
-    with _opened(config, url, writes=False) as upkeep:
-        for turn in upkeep.export(client, conversation):
+    # On a terminal the turns themselves show how it goes.
+    bar = nullcontext() if sys.stdout.isatty() else progress.rows_done("writing turns")
+    with _opened(config, url, writes=False) as upkeep, bar as told:
+        for turn in upkeep.export(client, conversation, told):
             click.echo(msgspec.json.encode(turn))
             some = True
     if not some:
@@ -132,10 +141,16 @@ def forget(config: Path | None, url: str | None, client: str | None, conversatio
     """
     if client is None and conversation is None:
         raise click.UsageError("say whose turns: --client NAME, --conversation HASH, or both")
+    from proxy import progress
+
+    complaint = None
     with _opened(config, url) as upkeep:
-        gone = upkeep.forget(client, conversation)
+        with progress.rows_done("deleting turns") as told:
+            gone = upkeep.forget(client, conversation, told)
         click.echo(_said("forgotten", gone))
-        complaint = upkeep.reclaim() if gone.turns else None
+        if gone.turns:
+            with progress.waiting("writing the rest anew"):
+                complaint = upkeep.reclaim()
     if not gone.turns:
         _say_none(client, conversation)
     if complaint:

@@ -70,7 +70,7 @@ def _parts(ledger: Following, most: int, wanted: Wanted, follow: bool) -> Iterat
         if ledger.waits and ledger.waits != told:
             _say(ledger.waits)
         told = ledger.waits
-        yield [row for row in rows if wanted.takes(row)]
+        yield [row for row in rows if wanted.takes(row["client"], row["outcome"])]
         if not rows and not _paused(POLL_SECONDS):
             return
 

@@ -8,6 +8,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,10 +16,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from terminals import on_terminal
 
 from proxy import cli
 from proxy.messages import Entry
-from proxy.store import Store, open_store
+from proxy.store import Store, open_store, open_upkeep
+from proxy.store.limits import DAY, Limits
 from proxy.store.schema import MIGRATIONS
 from proxy.turns import Turn
 
@@ -310,6 +313,96 @@ def test_forget_says_when_the_log_could_not_be_emptied(
         assert json.loads(run("stats", "--json").stdout)["turns"] == 1
     assert run("prune").exit_code == 0
     assert MARKER.encode() not in on_disk(path)
+
+
+# How far it is
+
+
+def told_of(path: Path, work: str, *arguments: object, later: float = 0) -> list[tuple[int, int]]:
+    """What an upkeep's method tells of its progress, so many seconds from now."""
+    told: list[tuple[int, int]] = []
+    with open_upkeep(f"sqlite:///{path}", now=lambda: time.time() + later) as upkeep:
+        done = getattr(upkeep, work)(*arguments, told=lambda *both: told.append(both))
+        list(done if work == "export" else [])
+    return told
+
+
+def test_progress_counts_up_to_all_that_there_is(store: Store, path: Path) -> None:
+    """In steps; of the turns that are chosen, or over the limits."""
+    many(store, 250)
+    assert told_of(path, "export", None, None) == [(100, 253), (200, 253), (253, 253)]
+    assert told_of(path, "export", "openwebui", None) == [(2, 2)]
+    assert told_of(path, "forget", "many", "c1") == [(0, 0)]
+    assert told_of(path, "forget", None, "c1") == [(1, 1)]
+    assert told_of(path, "prune", Limits(max_age_days=3), later=2 * DAY) == [(0, 0)]
+    assert told_of(path, "prune", Limits(max_age_days=1), later=2 * DAY) == [
+        *((done, 252) for done in (100, 200, 252)),
+    ]
+
+
+def test_progress_towards_a_size_is_an_estimate_that_is_never_passed(store: Store, path: Path) -> None:
+    """Turns are taken for equally large."""
+    letters = random.Random(1)  # noqa: S311 - no secret
+    for number in range(500):
+        store.put_turn(Turn(number.to_bytes(4, "big"), letters.randbytes(letters.randrange(8000)).hex()))
+    assert store.flush()
+    told = told_of(path, "prune", Limits(max_mb=1))
+    done, whole = told[-1]
+    assert whole * 0.7 < done <= whole
+    assert all(one <= all_ for one, all_ in told)
+
+
+def many(store: Store, count: int) -> None:
+    """More turns, of a client of their own."""
+    for number in range(count):
+        store.put_turn(Turn(b"many" + number.to_bytes(4, "big"), f"thought {number}", client="many"))
+    assert store.flush()
+
+
+@pytest.mark.parametrize(
+    ("command", "bar"),
+    [
+        (("export",), "writing turns"),
+        (("prune", "--max-age-days", "1"), "deleting turns"),
+        (("forget", "--client", "many"), "deleting turns"),
+    ],
+)
+def test_a_bar_on_the_terminal_and_only_data_in_the_pipe(
+    store: Store, path: Path, command: tuple[str, ...], bar: str
+) -> None:
+    """It says how many turns of how many, and is gone at the end; a pipe for both gets no bar."""
+    many(store, 120)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE turns SET used = 1 WHERE client = 'many'")
+        connection.commit()
+    with Path("out").open("wb") as out, on_terminal("store", *command, stdout=out) as terminal:
+        assert terminal.wait() == 0
+        assert bar in terminal.shown
+        assert f"{123 if command == ('export',) else 120}/" in terminal.shown
+        assert terminal.shown.endswith("\x1b[2K")  # the last line is erased
+    written = Path("out").read_bytes()
+    assert b"\x1b" not in written
+    if command == ("export",):
+        assert [json.loads(each)["client"] for each in written.splitlines()].count("many") == 120
+    else:
+        assert written.startswith(b"120 turns ")
+
+
+@pytest.mark.parametrize("command", [("export",), ("prune",), ("forget", "--client", "openwebui")])
+def test_no_bar_without_a_terminal(store: Store, command: tuple[str, ...]) -> None:
+    """stderr has words alone, and here none."""
+    ended = subprocess.run(  # noqa: S603 - our own words
+        [sys.executable, "-m", "proxy", "store", *command], capture_output=True, check=True, timeout=60
+    )
+    assert ended.stderr == b""
+    assert b"\x1b" not in ended.stdout
+
+
+def test_an_export_to_the_terminal_itself_has_no_bar(store: Store) -> None:
+    """It would stand between the turns."""
+    with on_terminal("store", "export") as terminal:
+        assert terminal.wait() == 0
+        assert len([json.loads(each) for each in terminal.shown.splitlines()]) == 3
 
 
 def test_help_says_that_the_ledger_stays() -> None:

@@ -7,23 +7,30 @@ with closing(open_upkeep("sqlite:///proxy.db")) as upkeep:
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import msgspec
 
 from proxy.errors import ProxyError
-from proxy.store.limits import STEP, Limiter, Limits
+from proxy.store.limits import DAY, MIB, STEP, Limiter, Limits
 from proxy.store.texts import Connection
 from proxy.store.turns import Gone, Turns
 
 PAUSE_SECONDS = 0.01
 """Between two transactions, so that a proxy which waits to write gets its turn."""
+
+_SHRUNK = 0.9
+"""Down to this part of their size turns go where they are over it, as in `Limiter`."""
+
+Told: TypeAlias = Callable[[int, int], None]
+"""Called now and then with the number of turns that are done, and of all; the latter may have been estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,7 @@ class Upkeep(ABC):
 
     def __init__(self, connection: Connection, now: Callable[[], float] = time.time) -> None:
         self._turns = Turns(connection)
+        self._ask = connection.execute
         self._now = now
 
     def __enter__(self) -> Self:
@@ -109,23 +117,29 @@ class Upkeep(ABC):
             clients=clients,
         )
 
-    def prune(self, limits: Limits) -> Gone:
+    def prune(self, limits: Limits, told: Told | None = None) -> Gone:
         """Delete what is over the limits."""
         with self.writing() as turns:
             turns.recount()
+        whole = self._over(limits) if told else 0
         limiter, gone = Limiter(limits, self._now), Gone()
         while not limiter.done:
             with self.writing() as turns:
                 gone += limiter.step(turns)
+            if told:
+                told(gone.turns, max(whole, gone.turns))
             time.sleep(PAUSE_SECONDS)
         return gone
 
-    def export(self, client: str | None = None, conversation: str | None = None) -> Iterator[dict[str, Any]]:
+    def export(
+        self, client: str | None = None, conversation: str | None = None, told: Told | None = None
+    ) -> Iterator[dict[str, Any]]:
         """The turns of a client, of a conversation, of both, or all: in the order in which they first came.
 
         `calls` and `details` are JSON values, None where there were none; times are RFC 3339 in UTC.
         """
-        last = 0
+        last = done = 0
+        whole = self._count(client, conversation) if told else 0
         while rows := self._turns.exported(last, STEP, client, conversation):
             for number, turn, created, used in rows:
                 last = number
@@ -142,24 +156,49 @@ class Upkeep(ABC):
                     "created": rfc3339(created),
                     "used": rfc3339(used),
                 }
+            done += len(rows)
+            if told:
+                told(done, max(whole, done))
 
-    def forget(self, client: str | None = None, conversation: str | None = None) -> Gone:
+    def forget(self, client: str | None = None, conversation: str | None = None, told: Told | None = None) -> Gone:
         """Delete the turns of a client, of a conversation, or of both; one must be given. `reclaim` removes the rest.
 
         With them go their weaker keys, and the texts that no other turn uses. The ledger holds no text, and stays.
         """
         if client is None and conversation is None:
             raise ValueError("neither a client nor a conversation is given")
+        whole = self._count(client, conversation) if told else 0
         gone, last, more = Gone(), 0, True
         while more:
             with self.writing() as turns:
                 rows = turns.chosen(last, STEP, client, conversation)
                 gone += turns.drop(rows)
+            if told:
+                told(gone.turns, max(whole, gone.turns))
             more = len(rows) == STEP
             if more:
                 last = rows[-1][0]
                 time.sleep(PAUSE_SECONDS)
         return gone
+
+    def _count(self, client: str | None, conversation: str | None) -> int:
+        """The turns of a client, of a conversation, of both, or all."""
+        given = {"client": client, "conversation": conversation}
+        held = {name: value for name, value in given.items() if value is not None}
+        where = "".join(f" AND {name} = ?" for name in held)
+        (found,) = self._ask(f"SELECT count(*) FROM turns WHERE 1 = 1{where}", (*held.values(),)).fetchone()  # noqa: S608
+        return int(found)
+
+    def _over(self, limits: Limits) -> int:
+        """About how many turns the limits let go: those above the size are taken for as large as all others."""
+        old, excess, most = 0, 0.0, limits.max_mb * MIB
+        if limits.max_age_days:
+            before = int(self._now()) - limits.max_age_days * DAY
+            (old,) = self._ask("SELECT count(*) FROM turns WHERE used < ?", (before,)).fetchone()
+        size = self._turns.bytes()
+        if 0 < most < size:
+            excess = (size - _SHRUNK * most) / size * self._count(None, None)
+        return max(int(old), math.ceil(excess))
 
 
 def rfc3339(seconds: int) -> str:
