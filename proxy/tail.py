@@ -146,7 +146,7 @@ def json_line(row: Row) -> str:
 
 def cells_of(text: str) -> int:
     """How many cells of a terminal a text takes at the most: some draw a sign and what changes it as one."""
-    return sum(map(_cells_of_one, text))
+    return len(text) if text.isascii() else sum(map(_cells_of_one, text))
 
 
 def cut(text: str, width: int) -> str:
