@@ -18,7 +18,7 @@ import msgspec
 from proxy.messages import Entry
 from proxy.store.ledger import Ledger, Row, Sum, Told, Where
 from proxy.store.rows import COLUMNS
-from proxy.store.sqlite_ledger import ExactSum, counts_sql, exactly, sums_sql
+from proxy.store.sqlite_ledger import counts_sql, exactly, sums_sql, with_exact_sums
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Lines(Ledger):
         """Each part of the file goes into a table in memory of no more columns than the query has."""
         names = ["ts", *(name for name in COLUMNS if name != "ts" and re.search(rf"\b{name}\b", sql))]
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-            connection.create_aggregate("exact_sum", 1, ExactSum)  # type: ignore[arg-type]
+            with_exact_sums(connection)
             connection.execute(f"CREATE TABLE requests ({', '.join(names)})")
             insert = f"INSERT INTO requests VALUES ({', '.join('?' * len(names))})"  # noqa: S608 - only marks
             rows = self._rows(names)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from proxy.errors import ConfigError, NotFound
 from proxy.messages import Entry
@@ -35,7 +35,7 @@ class SqliteLedger(Ledger):
         self._connection = connection
         self._lock = lock
         self._path = path
-        connection.create_aggregate("exact_sum", 1, ExactSum)  # type: ignore[arg-type]
+        with_exact_sums(connection)
         known = {row[1] for row in connection.execute("PRAGMA table_info(requests)")}
         self._source = _source(known)
 
@@ -96,7 +96,7 @@ class SqliteLedger(Ledger):
     def _part(self, sql: str, low: int, high: int, values: Sequence[Any]) -> list[Row]:
         assert self._path is not None  # noqa: S101 - else there are no parts
         with closing(connect_to(self._path)) as connection:
-            connection.create_aggregate("exact_sum", 1, ExactSum)  # type: ignore[arg-type]
+            with_exact_sums(connection)
             return connection.execute(sql.format(rowids=f"rowid > {low} AND rowid <= {high}"), values).fetchall()
 
     def close(self) -> None:
@@ -143,6 +143,11 @@ def _amount(pico: int | None, rest: str | None) -> Decimal | None:
     cheap = None if pico is None else EXACT.multiply(Decimal(pico), _PICO)
     found: Decimal | None = add(cheap, None if rest is None else Decimal(rest))
     return found
+
+
+def with_exact_sums(connection: sqlite3.Connection) -> None:
+    """Teach a connection what the queries here need."""
+    connection.create_aggregate("exact_sum", 1, cast("Any", ExactSum))
 
 
 class ExactSum:
