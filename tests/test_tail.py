@@ -398,7 +398,9 @@ def test_where_there_is_no_ledger_the_remedy_is_named(tmp_path: Path) -> None:
 @contextmanager
 def following(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Callable[[], str]]]:
     """The command with --follow, in a process; how its next line is waited for."""
-    command = [sys.executable, "-m", "proxy", "tail", "--follow", "--json", *arguments]
+    # A run in the background may have Ctrl-C switched off, and its children too.
+    start = "import signal, proxy.cli; signal.signal(signal.SIGINT, signal.default_int_handler); proxy.cli.main()"
+    command = [sys.executable, "-c", start, "tail", "--follow", "--json", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603 - ours
     lines: Queue[str] = Queue()
     assert process.stdout is not None
