@@ -20,7 +20,8 @@ import proxy
 
 ROOT = Path(proxy.__file__).parent.parent
 # As `-m proxy`, at the terminal: else Ctrl-C reaches nobody.
-_START = """import fcntl, runpy, termios
+_START = """import fcntl, runpy, signal, termios
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job may have switched it off
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 runpy.run_module("proxy", run_name="__main__")"""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
